@@ -1,0 +1,1 @@
+"""outdo: post-train a policy that already acts, so that it outdoes its demonstrations."""

@@ -1,0 +1,1 @@
+"""Language models: policy, decoding engine, rewards and environments."""

@@ -1,0 +1,1 @@
+"""The training room: runs any algorithm on any policy and environment."""
