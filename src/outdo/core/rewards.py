@@ -114,8 +114,8 @@ class Scoring:
 
     def __post_init__(self) -> None:
         """Refuse a time limit that never or always strikes."""
-        if not self.time_limit > 0:
-            raise ValueError(f"time_limit must be positive seconds, got {self.time_limit}")
+        if not 0 < self.time_limit < 1e6:
+            raise ValueError(f"time_limit must be between 0 and 1e6 seconds, got {self.time_limit}")
         OnError(self.on_error)
 
 
