@@ -1,0 +1,349 @@
+"""A forward and backward pass of its own for Llama-shaped decoders (Llama, SmolLM, Mistral, Qwen2, Qwen3).
+
+It computes what transformers computes, over packed tokens whose shared prompts are computed once, with the
+weights of query, key and value (and gate and up) as one matrix each, and adds weight gradients straight into
+one flat float32 buffer. Products run in the compute dtype, the residual stream and the norms in float32.
+Equality with transformers' own forward and autograd is tested; `supports` says which configurations it covers.
+
+Axes: N packed tokens, D hidden, H query heads, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outdo.language.flat import FlatParameters
+from outdo.language.packing import Packed
+
+LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `config.model_type` whose decoder this file computes."""
+
+
+def supports(config: Any) -> str | None:
+    """None if the fast path covers the model's configuration, else the reason why it does not."""
+    if config.model_type not in LLAMA_SHAPED:
+        return f"model type {config.model_type}"
+    if config.hidden_act != "silu":
+        return f"activation {config.hidden_act}"
+    if getattr(config, "mlp_bias", False):
+        return "biases in the feed-forward block"
+    if config.model_type in ("llama", "mistral") and getattr(config, "attention_bias", False):
+        return "biases in attention"
+    if config.model_type == "qwen3" and config.attention_bias:
+        return "biases in attention"
+    window = getattr(config, "sliding_window", None)
+    if (
+        window is not None
+        and getattr(config, "use_sliding_window", True)
+        and window < config.max_position_embeddings
+    ):
+        return "sliding-window attention"
+    if config.rope_parameters.get("rope_type", "default") in ("dynamic", "longrope"):
+        return f"rotary scaling {config.rope_parameters['rope_type']}"
+    return None
+
+
+def flat_order(names: list[str]) -> list[str]:
+    """Parameter names with query, key, value and gate, up next to each other, so that each set is one matrix."""
+    return sorted(
+        names, key=lambda name: (name.rsplit(".", 3)[0] if ".layers." in name else "", _rank(name), name)
+    )
+
+
+def _rank(name: str) -> int:
+    parts = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "q_proj.bias", "k_proj.bias", "v_proj.bias")
+    parts += ("gate_proj.weight", "up_proj.weight")
+    return next((i for i, part in enumerate(parts) if name.endswith(part)), len(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Weights of one decoder layer in the compute dtype (norms in float32), or the gradients in the same places."""
+
+    norm1: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    norm2: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the backward pass of one layer needs of the forward pass."""
+
+    x: Tensor
+    qkv: Tensor
+    attended: Tensor
+    middle: Tensor
+    gate_up: Tensor
+
+
+class LlamaDecoder:
+    """The body of a Llama-shaped model over a `FlatParameters` buffer: hidden states, and their backward pass."""
+
+    def __init__(self, model: Any, flat: FlatParameters) -> None:
+        config = model.config
+        self.flat = flat
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.eps: float = config.rms_norm_eps
+        self.rotary = model.model.rotary_emb
+        layers = range(config.num_hidden_layers)
+        self.weights = [self._block(i, flat.weight) for i in layers]
+        self.grads = [self._block(i, flat.grad) for i in layers] if flat.matrices.grad is not None else []
+        self.embedding = flat.weight("model.embed_tokens.weight")
+        self.norm = flat.weight("model.norm.weight")
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def _block(self, index: int, span: Callable[..., Tensor]) -> Block:
+        at = f"model.layers.{index}."
+        attention = at + "self_attn."
+        qkv = [attention + part for part in ("q_proj", "k_proj", "v_proj")]
+        normed = attention + "q_norm.weight" in self.flat
+        return Block(
+            norm1=span(at + "input_layernorm.weight"),
+            qkv=span(*(name + ".weight" for name in qkv)),
+            qkv_bias=span(*(name + ".bias" for name in qkv)) if qkv[0] + ".bias" in self.flat else None,
+            q_norm=span(attention + "q_norm.weight") if normed else None,
+            k_norm=span(attention + "k_norm.weight") if normed else None,
+            o=span(attention + "o_proj.weight"),
+            norm2=span(at + "post_attention_layernorm.weight"),
+            gate_up=span(at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"),
+            down=span(at + "mlp.down_proj.weight"),
+        )
+
+    def angles(self, positions: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [N, 1, E] of the rotary embedding at `positions` [N], all below `count`."""
+        if self._angles is None or self._angles[0].shape[0] < count:
+            steps = torch.arange(max(count, 256), device=positions.device)[None]
+            cos, sin = self.rotary(torch.zeros(1, dtype=torch.float32, device=positions.device), steps)
+            self._angles = (cos[0, :, None], sin[0, :, None])
+        return self._angles[0][positions], self._angles[1][positions]
+
+    def project(self, w: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Normalise, project and rotate: query, key and value [N, H + 2K, E] of one layer."""
+        qkv = self._raw_qkv(w, rms_norm(x, w.norm1, self.eps, w.qkv.dtype))
+        return self._rotate(self._head_norm(w, qkv), cos, sin)
+
+    def _raw_qkv(self, w: Block, normed: Tensor) -> Tensor:
+        bias = None if w.qkv_bias is None else w.qkv_bias.to(normed.dtype)
+        return F.linear(normed, w.qkv, bias).view(len(normed), self.heads + 2 * self.kv_heads, self.head_size)
+
+    def _head_norm(self, w: Block, qkv: Tensor) -> Tensor:
+        if w.q_norm is None or w.k_norm is None:
+            return qkv
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q = rms_norm(q.float(), w.q_norm, self.eps, qkv.dtype)
+        return torch.cat((q, rms_norm(k.float(), w.k_norm, self.eps, qkv.dtype), v), dim=1)
+
+    def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of queries and keys; values pass. The same with -sin is its transpose."""
+        turned, half = qkv[:, : self.heads + self.kv_heads].float(), self.head_size // 2
+        other = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
+        rotated = torch.addcmul(turned * cos, other, sin).to(qkv.dtype)
+        return torch.cat((rotated, qkv[:, self.heads + self.kv_heads :]), dim=1)
+
+    def feed_forward(self, w: Block, middle: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's output [N, D], and the gate and up projections [N, 2F] it came from."""
+        gate_up = F.linear(rms_norm(middle, w.norm2, self.eps, w.gate_up.dtype), w.gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return middle + F.linear(F.silu(gate) * up, w.down), gate_up
+
+    def forward(self, packed: Packed, *, save: bool = False) -> tuple[Tensor, list[_Saved], list[Tensor]]:
+        """Hidden states [N, D] before the final norm, what `backward` needs, and each layer's [N, H + 2K, E].
+
+        The last list is given when nothing is saved: it holds the keys and values a decoding cache starts from.
+        """
+        cos, sin = self.angles(packed.positions, packed.max_position)
+        layout = Layout(packed, self.heads, self.kv_heads)
+        x = self.embedding[packed.tokens].float()
+        saved: list[_Saved] = []
+        qkvs: list[Tensor] = []
+        for w in self.weights:
+            qkv = self.project(w, x, cos, sin)
+            attended = layout.attend(qkv)
+            middle = x + F.linear(attended, w.o)
+            after, gate_up = self.feed_forward(w, middle)
+            if save:
+                saved.append(_Saved(x, qkv, attended, middle, gate_up))
+            else:
+                qkvs.append(qkv)
+            x = after
+        return x, saved, qkvs
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """Normalised hidden states [N, D] in float32."""
+        return rms_norm(x, self.norm, self.eps, torch.float32)
+
+    def final_norm_backward(self, x: Tensor, grad: Tensor) -> Tensor:
+        """Gradient by the states before the final norm; the norm's own is added to the flat buffer."""
+        return rms_norm_backward(x, self.norm, self.eps, grad, self.flat.grad("model.norm.weight"))
+
+    def backward(self, packed: Packed, saved: list[_Saved], grad: Tensor) -> None:
+        """Add the gradient of every weight, given the loss's gradient `grad` [N, D] by the output of `forward`.
+
+        `saved` is consumed: each layer's entry is dropped as soon as it has been used.
+        """
+        cos, sin = self.angles(packed.positions, packed.max_position)
+        layout = Layout(packed, self.heads, self.kv_heads)
+        for w, g in zip(reversed(self.weights), reversed(self.grads), strict=True):
+            kept = saved.pop()
+            grad = self._feed_forward_backward(w, g, kept, grad)
+            grad = self._attention_backward(w, g, kept, grad, layout, cos, sin)
+        target = self.flat.grad("model.embed_tokens.weight")
+        target.index_add_(0, packed.tokens, grad)
+
+    def _feed_forward_backward(self, w: Block, g: Block, kept: _Saved, grad: Tensor) -> Tensor:
+        dtype = w.down.dtype
+        gate, up = kept.gate_up.chunk(2, dim=-1)
+        active = F.silu(gate)
+        dy = grad.to(dtype)
+        add_product(g.down, dy, active * up)
+        da = dy @ w.down
+        dgate_up = torch.empty_like(kept.gate_up)
+        torch.mul(da, active, out=dgate_up[:, gate.shape[1] :])
+        dgate_up[:, : gate.shape[1]] = torch.ops.aten.silu_backward(da * up, gate)
+        add_product(g.gate_up, dgate_up, rms_norm(kept.middle, w.norm2, self.eps, dtype))
+        dh = dgate_up @ w.gate_up
+        return grad + rms_norm_backward(kept.middle, w.norm2, self.eps, dh.float(), g.norm2)
+
+    def _attention_backward(
+        self, w: Block, g: Block, kept: _Saved, grad: Tensor, layout: Layout, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        dtype = w.o.dtype
+        dy = grad.to(dtype)
+        add_product(g.o, dy, kept.attended)
+        dqkv = self._rotate(layout.attend_backward(kept.qkv, dy @ w.o), cos, -sin)
+        normed = rms_norm(kept.x, w.norm1, self.eps, dtype)
+        if w.q_norm is not None:
+            dqkv = self._head_norm_backward(w, g, normed, dqkv)
+        flat = dqkv.reshape(len(dqkv), -1)
+        add_product(g.qkv, flat, normed)
+        if g.qkv_bias is not None:
+            g.qkv_bias.add_(flat.sum(dim=0, dtype=torch.float32))
+        dh = flat @ w.qkv
+        return grad + rms_norm_backward(kept.x, w.norm1, self.eps, dh.float(), g.norm1)
+
+    def _head_norm_backward(self, w: Block, g: Block, normed: Tensor, grad: Tensor) -> Tensor:
+        assert w.q_norm is not None and w.k_norm is not None and g.q_norm is not None and g.k_norm is not None
+        raw = self._raw_qkv(w, normed)
+        sizes = (self.heads, self.kv_heads, self.kv_heads)
+        (q, k, _), (dq, dk, dv) = raw.split(sizes, dim=1), grad.split(sizes, dim=1)
+        dq = rms_norm_backward(q.float(), w.q_norm, self.eps, dq.float(), g.q_norm)
+        dk = rms_norm_backward(k.float(), w.k_norm, self.eps, dk.float(), g.k_norm)
+        return torch.cat((dq.to(grad.dtype), dk.to(grad.dtype), dv), dim=1)
+
+
+class Layout:
+    """Attention over a packed piece: prompts to themselves, completions to their prompt and themselves."""
+
+    def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
+        self.packed, self.heads, self.kv_heads = packed, heads, kv_heads
+        total, completion = len(packed.tokens), packed.completion
+        steps = completion.shape[1]
+        reach = (
+            torch.arange(packed.prompt.shape[1], device=completion.device) < packed.prompt_lengths[:, None]
+        )
+        causal = torch.ones(steps, steps, dtype=torch.bool, device=completion.device).tril()
+        shape = (len(completion), steps)
+        self.mask = torch.cat(
+            (reach[packed.row_prompt][:, None].expand(*shape, -1), causal.expand(len(completion), -1, -1)),
+            dim=2,
+        )[:, None]
+        self.prompt_from, self.prompt_at = self._inverse(packed.prompt, total)
+        self.completion_from, self.completion_at = self._inverse(completion, total)
+
+    @staticmethod
+    def _inverse(index: Tensor, total: int) -> tuple[Tensor, Tensor]:
+        """Where the real entries of a padded [rows, steps] index stand in it, and the packed tokens they are."""
+        real = (index.reshape(-1) < total).nonzero().squeeze(-1)
+        return real, index.reshape(-1)[real]
+
+    def _padded(self, qkv: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value [rows, heads, steps, E] at a padded index; padding repeats the last token."""
+        rows = qkv[index.clamp(max=len(qkv) - 1)].transpose(1, 2)
+        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        return q, k, v
+
+    def _pieces(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        return (*self._padded(qkv, self.packed.prompt), *self._padded(qkv, self.packed.completion))
+
+    def _attend(self, pieces: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
+        """Attention of the prompts [G, H, P, E] and of the completions [R, H, C, E]."""
+        pq, pk, pv, cq, ck, cv = pieces
+        gqa = self.heads != self.kv_heads
+        prompts = F.scaled_dot_product_attention(pq, pk, pv, is_causal=True, enable_gqa=gqa)
+        if not cq.shape[2]:
+            return prompts, None
+        rows = self.packed.row_prompt
+        k, v = torch.cat((pk[rows], ck), dim=2), torch.cat((pv[rows], cv), dim=2)
+        return prompts, F.scaled_dot_product_attention(cq, k, v, attn_mask=self.mask, enable_gqa=gqa)
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Attention output [N, H * E]."""
+        out = qkv.new_empty(len(qkv), self.heads, qkv.shape[2])
+        prompts, completions = self._attend(self._pieces(qkv))
+        out[self.prompt_at] = prompts.transpose(1, 2).flatten(0, 1)[self.prompt_from]
+        if completions is not None:
+            out[self.completion_at] = completions.transpose(1, 2).flatten(0, 1)[self.completion_from]
+        return out.flatten(1)
+
+    def attend_backward(self, qkv: Tensor, grad: Tensor) -> Tensor:
+        """Gradient [N, H + 2K, E] by query, key and value; the attention is recomputed, not stored."""
+        packed, padded = self.packed, grad.view(len(qkv), self.heads, -1)
+        leaves = tuple(piece.detach().requires_grad_() for piece in self._pieces(qkv))
+        with torch.enable_grad():
+            prompts, completions = self._attend(leaves)
+        outputs, grads = [prompts], [self._spread(padded, packed.prompt, self.prompt_from)]
+        if completions is not None:
+            outputs.append(completions)
+            grads.append(self._spread(padded, packed.completion, self.completion_from))
+        parts = torch.autograd.grad(outputs, leaves, grads, allow_unused=completions is None)
+        out = torch.empty_like(qkv)
+        for which, start, at in (
+            (self.prompt_from, 0, self.prompt_at),
+            (self.completion_from, 3, self.completion_at),
+        ):
+            if len(which):
+                out[at] = torch.cat(parts[start : start + 3], dim=1).transpose(1, 2).flatten(0, 1)[which]
+        return out
+
+    @staticmethod
+    def _spread(grad: Tensor, index: Tensor, real: Tensor) -> Tensor:
+        """Padded gradient [rows, H, steps, E], 0 at padding."""
+        out = grad.new_zeros(index.numel(), *grad.shape[1:])
+        out[real] = grad[index.reshape(-1)[real]]
+        return out.view(*index.shape, *grad.shape[1:]).transpose(1, 2)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """`into += left^T right` for `left` [N, A], `right` [N, B]: a weight gradient."""
+    if into.dtype == left.dtype:
+        into.addmm_(left.t(), right)
+    else:
+        into.add_(torch.mm(left.t().contiguous(), right))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis; computed in float32, given in `dtype`."""
+    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
+    return (x * scale).mul_(weight).to(dtype)
+
+
+def rms_norm_backward(x: Tensor, weight: Tensor, eps: float, grad: Tensor, add_to: Tensor) -> Tensor:
+    """Gradient of `rms_norm` by x; the weight's gradient is added to `add_to`."""
+    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
+    normed = x * scale
+    add_to.add_((grad * normed).flatten(0, -2).sum(dim=0))
+    g = grad * weight
+    return (g - normed * (g * normed).mean(dim=-1, keepdim=True)).mul_(scale)
