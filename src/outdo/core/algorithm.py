@@ -1,4 +1,7 @@
-"""An algorithm is a value: advantage × objective × KL placement × update schedule. Presets: `outdo.core.presets`."""
+"""An algorithm is a value: advantage × objective × KL placement × update schedule.
+
+Named ones, and the reader of algorithms written as tables, are in `outdo.core.presets`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from torch import Tensor
 from outdo.core import baselines, kl, objectives
 from outdo.core.batch import Batch
 from outdo.core.checks import only
-from outdo.core.metrics import Metrics, Pair
 from outdo.core.parts import (
     Advantage,
     ExponentialWeights,
@@ -20,6 +22,7 @@ from outdo.core.parts import (
     KlInLoss,
     KlInReward,
     LeaveOneOut,
+    NegativeLogLikelihood,
     NoKl,
     Objective,
     Return,
@@ -29,13 +32,20 @@ from outdo.core.parts import (
 from outdo.core.protocols import Evaluation
 from outdo.core.reduce import Counts, count, reduce
 
+Pair = tuple[Tensor, Tensor]
+"""A figure as (sum over the steps that carry loss, number of these steps): pairs of pieces add up exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`total` is the scalar to differentiate; `metrics` are additive over micro-batches and carry no gradient."""
+    """The scalar to differentiate, and figures without gradient.
+
+    `metrics`: (sum, count) by name, to be added over micro-batches and ranks; `maxima`: to be maximised.
+    """
 
     total: Tensor
-    metrics: Metrics
+    metrics: dict[str, Pair]
+    maxima: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +97,22 @@ class Algorithm:
         return isinstance(self.kl, KlInReward | KlInLoss) and self.kl.coefficient > 0
 
     @property
+    def kl_in_reward(self) -> bool:
+        """True where `prepare` puts the KL into the reward."""
+        return isinstance(self.kl, KlInReward) and self.needs_reference
+
+    @property
+    def is_surrogate(self) -> bool:
+        """True where the loss value says nothing about progress: every objective but the likelihood's."""
+        return not isinstance(self.objective, NegativeLogLikelihood)
+
+    @property
     def needs_entropy(self) -> bool:
         """True where the loss asks for an entropy that carries gradient."""
         return self.entropy_coefficient != 0
 
     def check(self, group: int, has_critic: bool) -> None:
-        """Raise ValueError for what can never run: `group` samples per prompt, a policy with or without critic."""
+        """Raise ValueError for what can never run with `group` samples per prompt and this critic or none."""
         name = self.name or type(self.advantage).__name__
         if self.needs_groups and group < 2:
             raise ValueError(
@@ -101,8 +121,8 @@ class Algorithm:
             )
         if self.needs_critic and not has_critic:
             raise ValueError(
-                f"algorithm '{name}' estimates advantages with a critic, but the policy has none: switch its value "
-                "head on, or choose an algorithm without critic (grpo, rloo, reinforce_baseline)"
+                f"algorithm '{name}' estimates advantages with a critic, but the policy has none: switch "
+                "its value head on, or choose an algorithm without critic (grpo, rloo, reinforce_baseline)"
             )
 
     def initial_state(self) -> State:
@@ -112,7 +132,7 @@ class Algorithm:
 
     @torch.no_grad()
     def prepare(self, batch: Batch, state: State | None = None) -> tuple[Batch, State]:
-        """Put the KL into the reward where it belongs there, then fill `advantage` (and `target` for a critic).
+        """Put the KL into the reward where it is placed there, then fill `advantage` and a critic's `target`.
 
         Pure: returns the new batch and the new state. Without `state` it starts from `initial_state()`.
         Raises ValueError where the batch lacks a critic's values, a reference, or comparable samples.
@@ -129,7 +149,7 @@ class Algorithm:
     def loss(self, batch: Batch, evaluation: Evaluation, counts: Counts) -> Loss:
         """The loss of a micro-batch: objective + KL + value − entropy, each over the global `counts`.
 
-        Σ over the micro-batches of a minibatch of `total` is the loss of the minibatch, with the same gradient.
+        Summed over the micro-batches of a minibatch, `total` is the minibatch's loss, with the same gradient.
         Raises ValueError where `prepare` was not called or a reference, critic or entropy is missing.
         """
         if batch.advantage is None:
@@ -158,7 +178,7 @@ class Algorithm:
         total = reduce(terms, mask, counts, self.objective.reduce, self.objective.length)
         if self.needs_critic:
             total = total + self.value_coefficient * self._value_loss(batch, evaluation, counts, means)
-        return Loss(total, _metrics(batch, evaluation, means))
+        return _with_metrics(total, batch, evaluation, means)
 
     def _value_loss(
         self, batch: Batch, evaluation: Evaluation, counts: Counts, means: dict[str, Pair]
@@ -178,7 +198,7 @@ class Algorithm:
 
 
 def _old_logp(batch: Batch) -> Tensor:
-    """The trainer's log-probabilities before the first update of the batch; the sampler's where not scored."""
+    """The trainer's log-probabilities before the batch's first update; the sampler's where not scored."""
     return batch.logp if batch.old_logp is None else batch.old_logp
 
 
@@ -190,14 +210,14 @@ def _ref_logp(batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def _metrics(batch: Batch, evaluation: Evaluation, means: dict[str, Pair]) -> Metrics:
-    """Figures of the micro-batch: ratio, KL to old and reference, entropy, critic."""
+def _with_metrics(total: Tensor, batch: Batch, evaluation: Evaluation, means: dict[str, Pair]) -> Loss:
+    """The loss with its figures: ratio, KL to old and reference, gap between sampler and trainer, entropy."""
     mask = batch.loss_mask
     steps = mask.sum()
     log_ratio = objectives.log_ratio(evaluation.logp, _old_logp(batch), mask)
-    ratio = log_ratio.exp()
+    ratio = only(mask, log_ratio.exp())
     means = means | {
-        "ratio": (only(mask, ratio).sum(), steps),
+        "ratio": (ratio.sum(), steps),
         "kl_old_k1": (-log_ratio.sum(), steps),
         "kl_old_k3": ((torch.expm1(log_ratio) - log_ratio).sum(), steps),
     }
@@ -205,36 +225,31 @@ def _metrics(batch: Batch, evaluation: Evaluation, means: dict[str, Pair]) -> Me
         gap = objectives.log_ratio(batch.old_logp, batch.logp, mask).abs()
         means["sampler_gap"] = (gap.sum(), steps)
     if batch.ref_logp is not None:
-        to_reference = kl.estimate(evaluation.logp, batch.ref_logp, mask, "k3")
-        means["kl_reference"] = (to_reference.sum(), steps)
+        means["kl_reference"] = (kl.estimate(evaluation.logp, batch.ref_logp, mask, "k3").sum(), steps)
     if evaluation.entropy is not None:
         means["entropy"] = (only(mask, evaluation.entropy).sum(), steps)
-    moments: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-    if evaluation.value is not None and batch.target is not None:
-        target = only(mask, batch.target).double()
-        residual = target - only(mask, evaluation.value).double()
-        moments["target"] = (target.sum(), target.square().sum(), steps)
-        moments["residual"] = (residual.sum(), residual.square().sum(), steps)
-    return Metrics(means, {"ratio_max": only(mask, ratio).max()} if mask.numel() else {}, moments)
+    return Loss(total, means, {"ratio_max": ratio.amax()})
 
 
-def batch_metrics(batch: Batch) -> Metrics:
-    """Figures of a batch before `prepare`: mean row score, and the share of groups whose scores are all equal."""
-    scored = baselines.scored_rows(batch)
-    score = baselines.score(batch.reward, batch.valid)
-    return Metrics(
-        {
-            "reward": (only(scored, score).sum(), scored.sum()),
-            "groups_without_signal": baselines.groups_without_signal(batch),
-        }
-    )
+def explained_variance(batch: Batch) -> float:
+    """1 − Var(target − V) / Var(target) over the valid steps of a prepared batch.
+
+    1 is perfect, 0 no better than a constant, −inf where the target does not vary and V − target does.
+    Raises ValueError without `target` and `value`.
+    """
+    if batch.target is None or batch.value is None:
+        raise ValueError("explained variance needs Batch.value and Batch.target: prepare with a critic first")
+    target = only(batch.valid, batch.target).double()
+    spread = baselines.masked_std(target, batch.valid).square()
+    rest = baselines.masked_std(target - only(batch.valid, batch.value).double(), batch.valid).square()
+    return float(1 - torch.where(rest == 0, torch.zeros_like(rest), rest / spread))
 
 
 def nonfinite_rows(batch: Batch, evaluation: Evaluation | None = None) -> dict[str, list[int]]:
-    """Rows with a NaN or infinity at a valid step, by the name of the field it stands in; empty where all is finite.
+    """Rows with a NaN or infinity at a valid step, by the field it stands in; empty where all is finite.
 
-    Looks at reward, value, next_value, logp, ref_logp, old_logp and advantage, and with an `evaluation` at its logp,
-    value and the ratio. Use it to stop a run and to name what stopped it.
+    Looks at reward, value, next_value, logp, ref_logp, old_logp and advantage, and with an `evaluation` at
+    its logp, value and the ratio. Use it to stop a run and to name what stopped it.
     """
     fields: dict[str, Tensor | None] = {
         "reward": batch.reward,

@@ -33,7 +33,7 @@ class Grouping:
 
 
 def grouping(group: Tensor, scored: Tensor) -> Grouping:
-    """Group the rows by id, `group` `[B]` int64; rows with `scored` False belong to a group and count nothing.
+    """Group the rows by id, `group` `[B]` int64; rows with `scored` False belong to a group but do not count.
 
     Raises ValueError when a group has a single row: its mean is the row itself and it can teach nothing.
     A group of several rows of which one was scored stays, and its row gets advantage 0.
@@ -96,7 +96,7 @@ def masked_mean(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_std(tensor: Tensor, mask: Tensor, ddof: int = 0) -> Tensor:
-    """Standard deviation over the mask with divisor n − ddof, a scalar; 0 where fewer than 2 entries stand."""
+    """Standard deviation over the mask, divisor n − ddof, a scalar; 0 where fewer than 2 entries stand."""
     centred = only(mask, tensor - masked_mean(tensor, mask))
     return (centred.square().sum() / (mask.sum() - ddof).clamp(min=1)).sqrt()
 
@@ -104,8 +104,8 @@ def masked_std(tensor: Tensor, mask: Tensor, ddof: int = 0) -> Tensor:
 def exponential_weights(score: Tensor, group: Tensor, scored: Tensor, beta: float) -> Tensor:
     """G · softmax over the group of β·(r_i − mean), `[B]`, mean 1 in every group; 0 where `scored` is False.
 
-    β = 0 weighs every sample 1; large β imitates the best of the group. Source: Alpamayo-R1, arXiv 2511.00088.
-    Departure: times G, so that the mean over rows is the paper's sum over the group.
+    β = 0 weighs every sample 1; a large β imitates the best of the group.
+    Source: Alpamayo-R1, arXiv 2511.00088. Departure: times G, so that the mean over rows is the paper's sum.
     Raises ValueError on unequal shapes and on a group of one.
     """
     require_same_shape(score=score, group=group, scored=scored)
@@ -116,12 +116,12 @@ def exponential_weights(score: Tensor, group: Tensor, scored: Tensor, beta: floa
 
 
 def scored_rows(batch: Batch) -> Tensor:
-    """Rows with at least one valid step, `[B]` bool: the others (a reward that failed, padding) count nowhere."""
+    """Rows with at least one valid step, `[B]` bool: others (a reward that failed, padding) count nowhere."""
     return batch.valid.any(dim=1)
 
 
 def groups_without_signal(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(groups whose scores are all equal, groups with a score): their quotient is the share that teaches nothing.
+    """(groups whose scores are all equal, groups with a score): the share without signal as a pair.
 
     Call it on the raw reward, before a KL is put into it.
     """

@@ -18,5 +18,5 @@ def require_same_shape(**tensors: Tensor | None) -> None:
 
 
 def only(mask: Tensor, tensor: Tensor) -> Tensor:
-    """`tensor` where `mask` is True, else 0: junk and NaN under the mask reach neither the value nor the gradient."""
+    """`tensor` where `mask` is True, else 0: junk and NaN elsewhere reach neither value nor gradient."""
     return torch.where(mask, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))

@@ -1,4 +1,4 @@
-"""Estimators of KL(π‖π_ref) per step. What is estimated and what is differentiated are two different questions."""
+"""Estimators of KL(π‖π_ref) per step: the value they estimate and the gradient they have are two things."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 def estimate(logp: Tensor, ref_logp: Tensor, mask: Tensor, estimator: Estimator) -> Tensor:
-    """Per-step estimate `[B, T]` of KL(π‖π_ref) from a sample of π; 0 outside the mask. With r = π_ref/π:
+    """Per-step estimate `[B, T]` of KL(π‖π_ref) from a sample of π; 0 outside the mask.
+
+    With r = π_ref/π:
 
     | estimator | value | gradient when differentiated in a loss (on-policy expectation) |
     |---|---|---|
@@ -22,7 +24,7 @@ def estimate(logp: Tensor, ref_logp: Tensor, mask: Tensor, estimator: Estimator)
     | `k3` | (r − 1) − log r | ∇KL(π_ref‖π): the forward KL, unbounded weight 1 − r. Right times the ratio |
 
     The reference is held constant. Raises ValueError on unequal shapes or an unknown estimator.
-    Source: Schulman, http://joschu.net/blog/kl-approx.html; gradients: policy-gradient facts tested in F11.
+    Source: Schulman, http://joschu.net/blog/kl-approx.html; gradients: arXiv 2512.21852.
     """
     require_same_shape(logp=logp, ref_logp=ref_logp, mask=mask)
     log_r = only(mask, ref_logp.detach()) - only(mask, logp)

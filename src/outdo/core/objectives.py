@@ -18,7 +18,7 @@ RatioKind = Literal["token", "sequence", "length_normalised"]
 
 
 def log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, kind: RatioKind = "token") -> Tensor:
-    """log ρ `[B, T]` with ρ = π/π_old; 0 outside the mask.
+    """Log-ratio log ρ `[B, T]` with ρ = π/π_old; 0 outside the mask.
 
     `token`: log ρ_t = log π(a_t) − log π_old(a_t). `sequence`: Σ_t log ρ_t on every step of the row.
     `length_normalised`: (1/n) Σ_t log ρ_t on every step of the row (GSPO, arXiv 2507.18071 eq. 7).
@@ -39,15 +39,15 @@ def log_ratio(logp: Tensor, old_logp: Tensor, mask: Tensor, kind: RatioKind = "t
 def reinforce(logp: Tensor, advantage: Tensor, mask: Tensor) -> Tensor:
     """Score-function loss −A_t log π(a_t), `[B, T]` (Williams 1992, eq. 11).
 
-    Also the exponentially weighted loss of Alpamayo-R1 (arXiv 2511.00088) when the advantage holds the weights
-    of `baselines.exponential_weights`. Raises ValueError on unequal shapes.
+    Also the exponentially weighted loss of Alpamayo-R1 (arXiv 2511.00088), when the advantage holds the
+    weights of `baselines.exponential_weights`. Raises ValueError on unequal shapes.
     """
     require_same_shape(logp=logp, advantage=advantage, mask=mask)
     return -only(mask, advantage.detach()) * only(mask, logp)
 
 
 def negative_log_likelihood(logp: Tensor, mask: Tensor) -> Tensor:
-    """−log π(a_t), `[B, T]`: supervised fine-tuning, behaviour cloning. Raises ValueError on unequal shapes."""
+    """−log π(a_t), `[B, T]`: fine-tuning on demonstrations. Raises ValueError on unequal shapes."""
     require_same_shape(logp=logp, mask=mask)
     return -only(mask, logp)
 
@@ -134,10 +134,11 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Direct preference loss per pair, `[N]` sequence log-probabilities to `[N]` (DPO, arXiv 2305.18290 eq. 7).
+    """Direct preference loss per pair, `[N]` from `[N]` sequence log-probabilities (arXiv 2305.18290 eq. 7).
 
-    −(1−s)·log σ(h) − s·log σ(−h), h = β[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)], with the
-    share s of labels believed to be flipped. The reference is held constant. Raises ValueError on unequal shapes.
+    −(1−s)·log σ(h) − s·log σ(−h), h = β[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)], with
+    the share s of labels believed to be flipped. The reference is held constant.
+    Raises ValueError on unequal shapes.
     """
     require_same_shape(
         chosen_logp=chosen_logp,

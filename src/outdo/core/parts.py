@@ -1,4 +1,4 @@
-"""The parts an algorithm is made of: advantage, objective, KL placement and update schedule, as frozen values."""
+"""The parts of an algorithm: advantage, objective, KL placement and update schedule, as frozen values."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Return:
     """The return minus a baseline that needs no critic and no groups.
 
     `reach`: `to_go` G_t from the step on, or `episode` G_0 on every step of the episode. `baseline`: `none`,
-    `batch` (mean over the valid steps) or `running` (b ← b + rate·(mean − b) after each batch, from 0, kept in the
-    state). `scale`: `none` or `batch` (divide by standard deviation over valid steps + eps, divisor n − ddof).
+    `batch` (mean over the valid steps) or `running` (b ← b + rate·(mean − b) after each batch, from 0, kept
+    in the state). `scale`: `none` or `batch` (divide by their standard deviation + eps, divisor n − ddof).
     """
 
     reach: Literal["to_go", "episode"] = "to_go"
@@ -85,7 +85,8 @@ class Return:
 class Gae:
     """Generalised advantage estimation with a critic; the critic's target is the λ-return.
 
-    `scale = "batch"` subtracts the mean and divides by the standard deviation over valid steps + eps (n − ddof).
+    `scale = "batch"` subtracts the mean and divides by the standard deviation over valid steps + eps, divisor
+    n − ddof.
     """
 
     lam: float = 0.95
@@ -140,7 +141,7 @@ class GroupMean:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut:
-    """Row score minus the mean of the other rows of its group, on every step of the row (RLOO); scales as GroupMean."""
+    """Row score minus the mean of its group's other rows, on every step (RLOO); scales as GroupMean."""
 
     scale: baselines.Scale = "none"
     ddof: int = 0
@@ -160,7 +161,7 @@ class LeaveOneOut:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialWeights:
-    """G · softmax over the group of β·(r_i − mean) on every step of the row: always positive weights (Alpamayo-R1)."""
+    """G · softmax over the group of β·(r_i − mean), on every step of the row (Alpamayo-R1)."""
 
     beta: float = 1.0
 
@@ -294,7 +295,7 @@ class NoKl:
 
 @dataclass(frozen=True, slots=True)
 class KlInReward:
-    """r_t ← r_t − coefficient · estimate_t before advantages are made; only `k1` has the gradient of the KL there."""
+    """r_t ← r_t − coefficient · estimate_t before advantages; only `k1` has the gradient of the KL there."""
 
     estimator: Estimator = "k1"
     coefficient: float = 0.05
@@ -307,10 +308,11 @@ class KlInReward:
 
 @dataclass(frozen=True, slots=True)
 class KlInLoss:
-    """loss + coefficient · estimate, times the differentiable ratio π/π_old with `times_ratio`; reduced as the objective.
+    """Loss + coefficient · estimate, reduced as the objective.
 
-    `k2` has the gradient of KL(π‖π_ref) on samples of π; `k3` that of KL(π_ref‖π) (published GRPO); any estimator
-    times the ratio is exact, also off-policy. `k1` without the ratio has none and is refused.
+    `times_ratio` multiplies the estimate by the differentiable ratio π/π_old. Without it `k2` has the
+    gradient of KL(π‖π_ref) on samples of π, `k3` that of KL(π_ref‖π) (published GRPO), `k1` none: refused.
+    With it `k1` and `k3` are exact, also off-policy; `k2` is not: refused.
     """
 
     estimator: Estimator = "k2"
@@ -323,8 +325,12 @@ class KlInLoss:
         _require(self.coefficient >= 0, f"kl.coefficient must be >= 0, got {self.coefficient}")
         _require(
             self.estimator != "k1" or self.times_ratio,
-            "kl.estimator 'k1' differentiated in the loss has zero expected gradient: place it in the reward, "
-            "set times_ratio = true, or use 'k2'",
+            "kl.estimator 'k1' differentiated in the loss has zero expected gradient: place it in the "
+            "reward, set times_ratio = true, or use 'k2'",
+        )
+        _require(
+            self.estimator != "k2" or not self.times_ratio,
+            "kl.estimator 'k2' times the ratio has a biased gradient: use 'k3' with times_ratio = true",
         )
 
 
@@ -332,9 +338,9 @@ class KlInLoss:
 class Update:
     """How one batch is used.
 
-    `epochs` passes over the batch in `minibatches` pieces; `kl_stop` ends the epochs once the estimated KL to the
-    sampling policy exceeds it; `max_grad_norm` clips the gradient (None: off); `importance_cap` turns on truncated
-    importance weights for a sampler whose probabilities differ from the trainer's.
+    `epochs` passes over the batch in `minibatches` pieces; `kl_stop` ends the epochs once the estimated KL to
+    the sampling policy exceeds it; `max_grad_norm` clips the gradient (None: off); `importance_cap` turns on
+    truncated importance weights for a sampler whose probabilities differ from the trainer's.
     """
 
     epochs: int = 1

@@ -1,4 +1,4 @@
-"""Named algorithms, each with its paper and departures, and the reader of algorithms written as plain tables."""
+"""Named algorithms with their papers and departures, and the reader of algorithms written as tables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from outdo.core.parts import (
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """An algorithm by name: `paper` (title, arXiv id, equation), `formula`, `departures` from the paper, `summary`."""
+    """A named algorithm with its `paper` (title, arXiv id, equation), `formula` and `departures` from it."""
 
     algorithm: Algorithm
     summary: str
@@ -113,7 +113,7 @@ PRESETS: dict[str, Preset] = {
         "Shao et al., DeepSeekMath, arXiv 2402.03300, eq. 3 and 4",
         "L = -mean_i mean_t[ min(ρA, clip(ρ, 0.8, 1.2) A) - 0.04 k3 ],  A_i = (r_i - mean)/(std + 1e-4)",
         (
-            "k3 in the loss has the gradient of the forward KL(π_ref‖π), as published; grpo_exact_kl has the right one",
+            "as published, k3 in the loss has the gradient of KL(π_ref‖π); grpo_exact_kl has the right one",
             "std with divisor n (the paper does not say)",
             "2 epochs a batch (the paper: 1 in its experiments)",
         ),
@@ -213,7 +213,7 @@ PRESETS: dict[str, Preset] = {
         (
             "weights times G, so that the mean over rows is the paper's sum over a group",
             "β, λ and G are not stated in the paper: 1, 0.04, a setting of the stage",
-            "the KL is averaged over rows without the weights: they sum to one over the distribution's single KL",
+            "the KL is averaged over rows without the weights, which sum to one over a single KL",
         ),
     ),
 }
@@ -250,8 +250,8 @@ def preset(name: str) -> Preset:
 def algorithm_from(table: str | Mapping[str, Any]) -> Algorithm:
     """Read an algorithm: a preset's name, or a table of parts such as a recipe holds.
 
-    `{"preset": "grpo", "advantage": {"scale": "none"}, "kl": {"kind": "none"}, "update": {"epochs": 1}}` changes
-    fields of a preset; a part of another `kind` starts from that kind's defaults. Without `preset` the table must
+    `{"preset": "grpo", "advantage": {"scale": "none"}, "kl": "none", "update": {"epochs": 1}}` changes fields
+    of a preset; a part of another `kind` starts from that kind's defaults. Without `preset` the table must
     give `advantage` and `objective`. Raises ValueError naming the nearest key, kind or preset.
     """
     if isinstance(table, str):
@@ -279,7 +279,7 @@ def algorithm_from(table: str | Mapping[str, Any]) -> Algorithm:
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """The algorithm as a plain table that `algorithm_from` reads back to an equal value; None entries are left out."""
+    """The algorithm as a plain table that `algorithm_from` reads back to an equal value, without None."""
     table: dict[str, Any] = {}
     for item in fields(algorithm):
         value = getattr(algorithm, item.name)

@@ -1,4 +1,4 @@
-"""From per-step losses `[B, T]` to one number, with denominators that are counted once for the whole minibatch."""
+"""From per-step losses `[B, T]` to one number, with denominators counted once for the whole minibatch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def reduce(
     | `sequence_mean_token_sum` | (1/N) Σ_i Σ_t l_it (the score-function estimator of whole sequences) |
     | `fixed_length` | (1/(N·length)) Σ_i Σ_t l_it (Dr. GRPO, arXiv 2503.20783) |
 
-    n_i counts the row's steps under the mask, N = `counts.rows` the rows that have any. With nothing under the
-    mask the value is 0 with zero gradient. Raises ValueError on unequal shapes or an unknown `how`.
+    n_i counts the row's steps under the mask, N = `counts.rows` the rows that have any. With nothing under
+    the mask the value is 0 with zero gradient. Raises ValueError on unequal shapes or an unknown `how`.
     """
     require_same_shape(loss=loss, mask=mask)
     loss = only(mask, loss)

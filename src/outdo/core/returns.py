@@ -1,8 +1,8 @@
 """Returns, TD errors, GAE and λ-returns on `[B, T]` tensors.
 
-No function takes γ or `done`: `discount` is γ·(1 − terminated) and `cut` says where a recursion stops. Invalid steps
-are stepped over: a recursion goes from the last valid step before a gap to the first one after it, whatever
-stands in between.
+No function takes γ or `done`: `discount` is γ·(1 − terminated) and `cut` says where a recursion stops.
+Invalid steps are stepped over: a recursion goes from the last valid step before a gap to the first one after
+it, whatever stands in between.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def gae(
     valid: Tensor,
     lam: float,
 ) -> Tensor:
-    """Generalised advantage estimate A_t = δ_t + discount_t · λ · (1 − cut_t) · A_{t+1}, `[B, T]`; 0 at invalid steps.
+    """Generalised advantage A_t = δ_t + discount_t · λ · (1 − cut_t) · A_{t+1}, `[B, T]`; 0 at invalid steps.
 
     λ = 0 is the one-step TD error, λ = 1 the return minus V(s_t). A numba kernel serves CPU tensors without
     gradient; every other tensor takes the torch form, which gives the same numbers.
-    Raises ValueError on unequal shapes. Source: arXiv 1506.02438 eq. 16; `discount` and `cut` instead of γ and done.
+    Raises ValueError on unequal shapes. Source: arXiv 1506.02438 eq. 16.
     """
     return gae_torch(reward, value, next_value, discount, cut, valid, lam)
 
@@ -85,9 +85,10 @@ def lambda_return(
 def reward_to_go(
     reward: Tensor, discount: Tensor, cut: Tensor, valid: Tensor, next_value: Tensor | None = None
 ) -> Tensor:
-    """G_t = r_t + discount_t · (1 − cut_t) · G_{t+1}, `[B, T]`: the discounted return from step t; 0 at invalid steps.
+    """Discounted return from step t, G_t = r_t + discount_t · (1 − cut_t) · G_{t+1}, `[B, T]`; 0 if invalid.
 
-    With `next_value` a cut bootstraps: G_t = r_t + discount_t · V(s_{t+1}) there. Raises ValueError on unequal shapes.
+    With `next_value` a cut bootstraps: G_t = r_t + discount_t · V(s_{t+1}) there.
+    Raises ValueError on unequal shapes.
     """
     zero = torch.zeros_like(reward)
     after = zero if next_value is None else only(cut, next_value)
@@ -108,9 +109,10 @@ def episode_return(reward: Tensor, discount: Tensor, cut: Tensor, valid: Tensor)
 
 
 def next_values(value: Tensor, final_value: Tensor, cut: Tensor, valid: Tensor) -> Tensor:
-    """V(s_{t+1}) for each valid step, `[B, T]`: the value of the row's next valid step; `final_value` at a cut.
+    """V(s_{t+1}) of each valid step, `[B, T]`: value of the row's next valid step; `final_value` at a cut.
 
-    `final_value` `[B, T]` is read at cuts, and at the last valid step of a row. Raises ValueError on unequal shapes.
+    `final_value` `[B, T]` is read at cuts and at the last valid step of a row.
+    Raises ValueError on unequal shapes.
     """
     require_same_shape(value=value, final_value=final_value, cut=cut, valid=valid)
     steps = value.shape[1]
