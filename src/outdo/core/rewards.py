@@ -17,22 +17,12 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from outdo.core.calls import accepted, call_together, load_object, nearest
 
 Score = float | None
-
-
-class OnError(StrEnum):
-    """What a reward that raises, hangs or returns no finite number does to the run."""
-
-    STOP = "stop"
-    """The run stops; the error names function and row."""
-    SKIP = "skip"
-    """The row is reported and left out of the batch, so of the baseline too."""
 
 
 class RewardError(RuntimeError):
@@ -45,17 +35,30 @@ class NoSignalWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class RewardTerm:
-    """One named, weighted part of the reward; `arguments` are passed to the function on every call."""
+    """One named, weighted part of the reward.
+
+    `arguments` are passed to the function on every call; `time_limit` is in seconds a call, `on_error` says
+    what a failure does. A call that raises or runs out of time is made again row by row, all rows at once
+    in threads, so that only the rows at fault are reported: a function must not count its calls.
+    """
 
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    time_limit: float = 60.0
+    on_error: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is no number and arguments the function does not take."""
+        """Refuse settings that are no such thing, and arguments the function does not take."""
         if not math.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r}: weight must be finite, got {self.weight}")
+        if not 0 < self.time_limit < 1e6:
+            raise ValueError(f"reward {self.name!r}: time_limit must be in (0, 1e6) s, got {self.time_limit}")
+        if self.on_error not in ("stop", "skip"):
+            raise ValueError(
+                f"reward {self.name!r}: on_error must be 'stop' or 'skip', got {self.on_error!r}"
+            )
         parameters = inspect.signature(self.function).parameters
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return
@@ -66,15 +69,13 @@ class RewardTerm:
                 )
 
     @classmethod
-    def load(
-        cls, name: str, function: str, weight: float = 1.0, arguments: Mapping[str, Any] | None = None
-    ) -> RewardTerm:
-        """The term whose function is written 'module:function'.
+    def load(cls, name: str, function: str, **settings: Any) -> RewardTerm:
+        """The term whose function is written 'module:function'; `settings` are the other fields.
 
         Raises:
-            ValueError: no such function, or arguments it does not take.
+            ValueError: no such function, or settings that cannot be.
         """
-        return cls(name, load_object(function), weight, dict(arguments or {}))
+        return cls(name, load_object(function), **settings)
 
     @property
     def label(self) -> str:
@@ -101,29 +102,10 @@ class Rewards:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How reward functions are called: `time_limit` seconds for one call, and what an error does.
-
-    A call that raises or runs out of time is made again row by row, all rows at once in threads, so that
-    only the rows that are at fault are reported; a function must therefore not count its calls.
-    """
-
-    time_limit: float = 60.0
-    on_error: OnError = OnError.STOP
-
-    def __post_init__(self) -> None:
-        """Refuse a time limit that never or always strikes."""
-        if not 0 < self.time_limit < 1e6:
-            raise ValueError(f"time_limit must be between 0 and 1e6 seconds, got {self.time_limit}")
-        OnError(self.on_error)
-
-
 def score(
     terms: Sequence[RewardTerm],
     rows: Mapping[str, Sequence[Any]],
     groups: Sequence[int],
-    scoring: Scoring | None = None,
 ) -> Rewards:
     """Call every term on `rows` (column name → one entry per completion) and add up.
 
@@ -134,11 +116,10 @@ def score(
         RewardError: a term failed and `on_error` is "stop", or it returned something that is no list of
             that length. ValueError: a function asks for a column that is not there.
     """
-    scoring = scoring or Scoring()
     values: dict[str, list[Score]] = {}
     failures: list[Failure] = []
     for term in terms:
-        values[term.name], failed = score_term(term, rows, len(groups), scoring)
+        values[term.name], failed = score_term(term, rows, len(groups))
         failures += failed
     weights = {term.name: term.weight for term in terms}
     total = weighted_sum(values, weights, groups)
@@ -174,7 +155,7 @@ def weighted_sum(
 
 
 def score_term(
-    term: RewardTerm, rows: Mapping[str, Sequence[Any]], count: int, scoring: Scoring
+    term: RewardTerm, rows: Mapping[str, Sequence[Any]], count: int
 ) -> tuple[list[Score], list[Failure]]:
     """The raw values of one term, `count` of them, and the rows it failed on (if `on_error` is "skip").
 
@@ -186,9 +167,9 @@ def score_term(
     def call(at: slice) -> Any:
         return term.function(**{k: v if k in term.arguments else list(v)[at] for k, v in columns.items()})
 
-    outcome = call_together([partial(call, slice(None))], scoring.time_limit)[0]
+    outcome = call_together([partial(call, slice(None))], term.time_limit)[0]
     if isinstance(outcome, Exception):
-        pieces = call_together([partial(call, slice(i, i + 1)) for i in range(count)], scoring.time_limit)
+        pieces = call_together([partial(call, slice(i, i + 1)) for i in range(count)], term.time_limit)
         raw = [p if isinstance(p, Exception) else _list(p, 1, term)[0] for p in pieces]
     else:
         raw = _list(outcome, count, term)
@@ -196,7 +177,7 @@ def score_term(
     failures: list[Failure] = []
     for row, item in enumerate(raw):
         value, problem = _number(item)
-        if problem is not None and scoring.on_error is OnError.STOP:
+        if problem is not None and term.on_error == "stop":
             cause = item if isinstance(item, Exception) else None
             raise RewardError(
                 f"{term.label} failed on row {row}: {problem}; completion: {_shown(rows, row)}. "

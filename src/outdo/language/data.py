@@ -132,67 +132,74 @@ def collect_items(source: Iterable[Mapping[str, Any]], name: str = "the iterable
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """How an item's columns become its `prompt`.
+    """How an item's columns become its `prompt` (and, where the column has another name, its `answer`).
 
-    `template` is filled with the item's columns, as in "{question}"; where it is empty the column `prompt`
-    is taken as it is, text or chat messages. `system` is the system message. With `chat`, text becomes a
-    user message; without, the prompt is plain text for a model that has no chat template.
+    `prompt` and `answer` name the columns to take them from; the prompt is text or chat messages.
+    `template` is put around text, as in "Question: {prompt}", and may use every column. `system` is the
+    system message. With `chat`, text becomes a user message; without, the prompt is plain text, for a model
+    that has no chat template.
     """
 
+    prompt: str = "prompt"
+    answer: str = "answer"
     template: str = ""
     system: str = ""
     chat: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a system message where there is no chat, and a template that cannot be filled."""
+        if self.system and not self.chat:
+            raise ValueError("a system prompt needs chat = true; without a chat, write it into the template")
         try:
-            nameless = self.template and "" in self.columns
+            nameless = "" in self._fields
         except ValueError as error:
             raise ValueError(f"the template {self.template!r} is malformed: {error}") from error
         if nameless:
             raise ValueError(
-                f"the template {self.template!r} has a nameless {{}}; name a column, as in {{question}}"
+                f"the template {self.template!r} has a nameless {{}}: write {{prompt}} or a column"
             )
-        if self.system and not self.chat:
-            raise ValueError("a system prompt needs chat = true; without a chat, write it into the template")
 
     @property
-    def columns(self) -> list[str]:
-        """The columns an item must have for its prompt."""
-        if not self.template:
-            return ["prompt"]
+    def _fields(self) -> list[str]:
         names = (name for _, name, _, _ in Formatter().parse(self.template) if name is not None)
         return [re.split(r"[.\[]", name)[0] for name in names]
 
+    @property
+    def columns(self) -> list[str]:
+        """The columns an item must have."""
+        renamed = [self.answer] if self.answer != "answer" else []
+        return [self.prompt, *renamed, *(name for name in self._fields if name != "prompt")]
+
     def apply(self, items: Sequence[Mapping[str, Any]], name: str = "the data") -> list[Item]:
-        """The items with their `prompt` made.
+        """The items with `prompt` (and `answer`) made; other columns stay.
 
         Raises:
-            DataError: a column the template names is missing (its nearest is named), or a prompt is neither
-                text nor
-                messages, or empty.
+            DataError: a column is missing (the nearest is named), or a prompt is empty or neither text nor
+                messages.
         """
-        return [{**item, "prompt": self._prompt(item, f"{name}, item {i}")} for i, item in enumerate(items)]
+        wanted, made = self.columns, list[Item]()
+        for index, item in enumerate(items):
+            where = f"{name}, item {index}"
+            for column in wanted:
+                if column not in item:
+                    raise DataError(f"{where}: no column {column!r}; {nearest(column, item)}")
+            answer = {"answer": item[self.answer]} if self.answer in item else {}
+            made.append({**item, **answer, "prompt": self._prompt(item, where)})
+        return made
 
     def _prompt(self, item: Mapping[str, Any], where: str) -> str | Messages:
-        prompt: Any
-        if self.template:
-            try:
-                prompt = self.template.format_map(item)
-            except KeyError as error:
-                column = str(error.args[0])
-                raise DataError(f"{where}: no column {column!r}; {nearest(column, item)}") from None
-        elif "prompt" in item:
-            prompt = item["prompt"]
-        else:
-            raise DataError(f"{where}: no column 'prompt'; {nearest('prompt', item)} Or set a template")
+        prompt: Any = item[self.prompt]
         if not prompt or not (isinstance(prompt, str) or _is_messages(prompt)):
             raise DataError(
                 f"{where}: a prompt is text, or messages with role and content; got {prompt!r:.80}"
             )
+        if self.template:
+            if not isinstance(prompt, str):
+                raise DataError(f"{where}: a template needs a prompt that is text, but this one is a chat")
+            prompt = self.template.format_map({**item, "prompt": prompt})
         if not self.chat:
             if not isinstance(prompt, str):
-                raise DataError(f"{where}: the prompt is a chat; set chat = true")
+                raise DataError(f"{where}: the prompt is a chat: set chat = true")
             return prompt
         messages: Messages = (
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
