@@ -7,6 +7,9 @@ it, whatever stands in between.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,7 +40,35 @@ def gae(
     gradient; every other tensor takes the torch form, which gives the same numbers.
     Raises ValueError on unequal shapes. Source: arXiv 1506.02438 eq. 16.
     """
-    return gae_torch(reward, value, next_value, discount, cut, valid, lam)
+    tensors = (reward, value, next_value, discount, cut, valid)
+    if not _suits_kernel(tensors):
+        return gae_torch(*tensors, lam)
+    out = torch.empty_like(reward, memory_format=torch.contiguous_format)
+    if out.numel():
+        arrays = [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy() for tensor in tensors]
+        target = out.numpy()
+        _kernel()(*arrays, target.dtype.type(lam), target)
+    return out
+
+
+def _suits_kernel(tensors: tuple[Tensor, ...]) -> bool:
+    """Four tensors of one float type, then two of bool: all of one shape, on the CPU, without gradient."""
+    shape, floating = tensors[0].shape, tensors[0].dtype
+    if floating not in (torch.float32, torch.float64):
+        return False
+    kinds = (floating, floating, floating, floating, torch.bool, torch.bool)
+    for tensor, kind in zip(tensors, kinds, strict=True):
+        if tensor.dtype is not kind or tensor.shape != shape or tensor.requires_grad or not tensor.is_cpu:
+            return False
+    return True
+
+
+@cache
+def _kernel() -> Any:
+    """The compiled kernel, imported at its first use: numba takes a while to import."""
+    from outdo.core import kernels
+
+    return kernels.gae
 
 
 def gae_torch(
