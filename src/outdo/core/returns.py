@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,12 +44,11 @@ def gae(
     tensors = (reward, value, next_value, discount, cut, valid)
     if not _suits_kernel(tensors):
         return gae_torch(*tensors, lam)
-    out = torch.empty_like(reward, memory_format=torch.contiguous_format)
-    if out.numel():
-        arrays = [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy() for tensor in tensors]
-        target = out.numpy()
-        _kernel()(*arrays, target.dtype.type(lam), target)
-    return out
+    arrays = [(tensor if tensor.is_contiguous() else tensor.contiguous()).numpy() for tensor in tensors]
+    out = np.empty_like(arrays[0])
+    if out.size:
+        _kernel()(*arrays, out.dtype.type(lam), out)
+    return torch.from_numpy(out)
 
 
 def _suits_kernel(tensors: tuple[Tensor, ...]) -> bool:
