@@ -72,7 +72,7 @@ def call_together(calls: list[Callable[[], Any]], seconds: float) -> list[Any]:
         try:
             result = calls[index]()
             outcomes[index] = asyncio.run(_resolved(result)) if inspect.isawaitable(result) else result
-        except Exception as error:  # handed to the caller, who names function and row
+        except BaseException as error:  # handed to the caller, who names function and row
             outcomes[index] = error
 
     threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(calls))]

@@ -168,9 +168,9 @@ def score_term(
         return term.function(**{k: v if k in term.arguments else list(v)[at] for k, v in columns.items()})
 
     outcome = call_together([partial(call, slice(None))], term.time_limit)[0]
-    if isinstance(outcome, Exception):
+    if isinstance(outcome, BaseException):
         pieces = call_together([partial(call, slice(i, i + 1)) for i in range(count)], term.time_limit)
-        raw = [p if isinstance(p, Exception) else _list(p, 1, term)[0] for p in pieces]
+        raw = [p if isinstance(p, BaseException) else _list(p, 1, term)[0] for p in pieces]
     else:
         raw = _list(outcome, count, term)
     values: list[Score] = []
@@ -178,7 +178,7 @@ def score_term(
     for row, item in enumerate(raw):
         value, problem = _number(item)
         if problem is not None and term.on_error == "stop":
-            cause = item if isinstance(item, Exception) else None
+            cause = item if isinstance(item, BaseException) else None
             raise RewardError(
                 f"{term.label} failed on row {row}: {problem}; completion: {_shown(rows, row)}. "
                 "Return None for what cannot be scored, or set on_error = 'skip' to leave such rows out"
@@ -204,7 +204,7 @@ def _list(result: Any, count: int, term: RewardTerm) -> list[Any]:
 
 def _number(item: Any) -> tuple[Score, str | None]:
     """A returned value as a float or None, else what is wrong with it."""
-    if isinstance(item, Exception):
+    if isinstance(item, BaseException):
         return None, f"{type(item).__name__}: {item}"
     if item is None:
         return None, None

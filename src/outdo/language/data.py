@@ -221,7 +221,10 @@ def content_key(item: Mapping[str, Any]) -> str:
 
 def unique(items: Iterable[Item]) -> list[Item]:
     """The items without those whose prompt an earlier item has."""
-    return list({content_key(item): item for item in reversed(list(items))}.values())[::-1]
+    first: dict[str, Item] = {}
+    for item in items:
+        first.setdefault(content_key(item), item)
+    return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from outdo.language import verify_process
 
 Completions = Sequence[str] | Sequence[Sequence[Mapping[str, Any]]]
 
-_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,60})(?:\.[0-9]{1,60})?|\.[0-9]{1,60})"
+_DIGITS = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,60})(?:\.[0-9]{1,60})?|(?<![0-9])\.[0-9]{1,60})"
 _ONE_NUMBER = re.compile(rf"\$?([+-]?{_DIGITS})\.?")
 _LAST_NUMBER = re.compile(rf"(?:(?<![0-9.])[+-])?{_DIGITS}")
 

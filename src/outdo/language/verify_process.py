@@ -6,6 +6,7 @@ or crash.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
 import re
@@ -22,7 +23,9 @@ MEMORY = 4 * 2**30
 @functools.cache
 def worker() -> Worker:
     """The one process that all verifiers of a run share; started by the first check."""
-    return Worker(MEMORY)
+    made = Worker(MEMORY)
+    atexit.register(made.close)
+    return made
 
 
 def run(name: str, *arguments: Any, limit: float) -> Any:
