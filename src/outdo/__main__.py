@@ -1,0 +1,5 @@
+"""`python -m outdo` is the command `outdo`."""
+
+from outdo.cli import app
+
+app()

@@ -1,0 +1,219 @@
+"""From a recipe to a run and back: build the parts, train, open what a run left."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from outdo.config import Recipe, RlStage, SftStage
+from outdo.core.protocols import Environment, Evaluator
+from outdo.recipe import RecipeError, differences, read, stage_algorithm, to_toml
+from outdo.training import checkpoint, record
+from outdo.training.display import Display
+from outdo.training.loop import Result, Settings, Stage, train
+from outdo.training.optim import OptimiserSettings
+from outdo.training.trackers import TRACKERS
+
+WINGS = {"causal_lm": "outdo.language.build"}
+"""Kind of policy → module that builds policies, tasks, environments and evaluators; imported when needed."""
+
+OPTIMISER = ("learning_rate", "betas", "eps", "weight_decay", "warmup", "schedule", "final_share")
+OWN = {*OPTIMISER, "kind", "name", "steps", "algorithm", "micro_batch_tokens"}
+"""Keys of a stage that the training room needs; the others belong to its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A recipe built: what `training.loop.train` takes, and the task behind it."""
+
+    policy: Any
+    task: Any
+    stages: list[Stage]
+    evaluator: Evaluator | None
+    settings: Settings
+
+
+def build(recipe: Recipe) -> Parts:
+    """Build every part; files and models are read here, so that mistakes show before anything is trained."""
+    wing = importlib.import_module(WINGS[recipe.policy.kind])
+    if recipe.threads is not None:
+        import torch
+
+        torch.set_num_threads(recipe.threads)
+    task = wing.task(seed=recipe.seed, **recipe.task.model_dump())
+    stages = [_stage(wing, task, recipe, stage) for stage in recipe.stage]
+    evaluator: Evaluator | None = None
+    if recipe.evaluation is not None:
+        evaluator = wing.evaluator(task, seed=recipe.seed, **recipe.evaluation.model_dump(exclude={"every"}))
+    policy = wing.policy(seed=recipe.seed, **recipe.policy.model_dump(exclude={"kind"}))
+    settings = Settings(
+        seed=recipe.seed,
+        evaluate_every=0 if recipe.evaluation is None else recipe.evaluation.every,
+        checkpoint_every=recipe.checkpoint.every,
+        keep=recipe.checkpoint.keep,
+        best_by=None if evaluator is None else recipe.checkpoint.best_by,
+    )
+    return Parts(policy, task, stages, evaluator, settings)
+
+
+def _stage(wing: Any, task: Any, recipe: Recipe, stage: SftStage | RlStage) -> Stage:
+    """A stage with its environment."""
+    algorithm = stage_algorithm(stage)
+    own = stage.model_dump(exclude=OWN)
+    environment: Environment
+    if isinstance(stage, SftStage):
+        environment = wing.demonstrations(task, seed=recipe.seed, **own)
+    else:
+        rewards = {name: reward.model_dump() for name, reward in recipe.reward.items()}
+        environment = wing.rollouts(task, rewards, seed=recipe.seed, gamma=algorithm.gamma, **own)
+    optimiser = OptimiserSettings(**{name: getattr(stage, name) for name in OPTIMISER})
+    return Stage(stage.name, environment, algorithm, stage.steps, optimiser, stage.micro_batch_tokens)
+
+
+def run(
+    source: str | Path | Recipe,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> Result:
+    """Train as a recipe says: its shipped name, a .toml file, a run folder, or a `Recipe`.
+
+    `overrides` maps dotted keys to values (`{"rl.steps": 20}`). `out` is the run folder, by default a new one
+    under `runs/`. With `resume` the run in `out` (or in `source`, if that is a run folder) goes on from its
+    last checkpoint. Raises RecipeError for a recipe that cannot be used or has changed since, FileExistsError
+    where `out` holds a run already, and what `training.loop.train` raises.
+    """
+    recipe = source if isinstance(source, Recipe) else read(source, overrides)
+    if resume and out is None and not isinstance(source, Recipe) and Path(source).is_dir():
+        out = source
+    folder = new_folder(source, recipe) if out is None else Path(out)
+    _claim(folder, recipe, resume and out is not None, wanted=resume)
+    parts = build(recipe)
+    config = recipe.model_dump(mode="json")
+    trackers = [TRACKERS[each.kind](folder, config, **each.options) for each in recipe.tracker]
+    folder.mkdir(parents=True, exist_ok=True)
+    record.write_atomically(folder / "recipe.toml", to_toml(recipe))
+    result = train(
+        parts.policy,
+        parts.stages,
+        folder,
+        settings=parts.settings,
+        evaluator=parts.evaluator,
+        trackers=trackers,
+        display=display,
+        resume=resume,
+    )
+    summary = json.loads((folder / record.SUMMARY).read_text())
+    record.Record(folder).summary({**summary, "results": results(folder, recipe, parts.task)})
+    return result
+
+
+def new_folder(source: str | Path | Recipe, recipe: Recipe) -> Path:
+    """A folder under `runs/` that is not there yet: recipe, seed, time."""
+    name = "run" if isinstance(source, Recipe) else Path(source).stem
+    stem = f"{name}-seed{recipe.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder
+
+
+def _claim(folder: Path, recipe: Recipe, resume: bool, *, wanted: bool) -> None:
+    """Refuse to overwrite a run, to resume what is not there, and to resume with another recipe."""
+    there = (folder / "recipe.toml").exists()
+    if wanted and not resume:
+        raise RecipeError(
+            "--resume needs to know which run: give its folder with --out, or in place of the recipe"
+        )
+    if resume and not there:
+        raise RecipeError(f"{folder} holds no run to resume: leave --resume out to begin one there")
+    if there and not resume:
+        raise FileExistsError(f"{folder} holds a run already: give another --out, or --resume to continue it")
+    if resume and (changed := differences(read(folder), recipe)):
+        raise RecipeError(
+            f"the run in {folder} was begun with another recipe; changed since:\n  "
+            + "\n  ".join(changed)
+            + "\n"
+            "Resume with the recipe as it ran (give the run folder as recipe), or begin a new run"
+        )
+
+
+def results(folder: Path, recipe: Recipe, task: Any) -> list[dict[str, Any]]:
+    """Held-out figures of the untouched policy, of the demonstrations themselves, and after each stage."""
+    if recipe.evaluation is None:
+        return []
+    lines = {line["total"]: line for line in record.read_metrics(folder) if line["kind"] == "evaluation"}
+    rows: list[dict[str, Any]] = []
+    if 0 in lines:
+        rows.append({"policy": "untouched", "updates": 0, **_figures(lines[0])})
+    wing = importlib.import_module(WINGS[recipe.policy.kind])
+    asked = recipe.evaluation.model_dump(include={"problems", "score", "arguments"})
+    if shown := wing.demonstrated(task, seed=recipe.seed, **asked):
+        rows.append({"policy": "demonstrations", **shown})
+    total = 0
+    for stage in recipe.stage:
+        total += stage.steps
+        if stage.steps and total in lines:
+            rows.append({"policy": f"after {stage.name}", "updates": total, **_figures(lines[total])})
+    return rows
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, float]:
+    """What an evaluation measured, without when."""
+    return {key: value for key, value in line.items() if key not in ("kind", "stage", "step", "total")}
+
+
+def evaluation_samples(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Readable samples of every evaluation of a run, by the number of updates before it."""
+    samples: dict[int, list[dict[str, Any]]] = {}
+    if (folder / record.ROLLOUTS).exists():
+        for row in record.read_rollouts(folder):
+            if row["kind"] == "evaluation":
+                samples.setdefault(row["total"], []).append(row)
+    return samples
+
+
+def open_run(
+    folder: str | Path, step: int | None, overrides: Mapping[str, Any]
+) -> tuple[Recipe, Parts, Path]:
+    """Recipe and parts of a run with the policy of checkpoint `step`, else the best, else the newest."""
+    folder = Path(folder)
+    if not (folder / "recipe.toml").exists():
+        raise RecipeError(f"{folder} is no run folder: it has no recipe.toml")
+    checkpoints = folder / record.CHECKPOINTS
+    chosen = checkpoints / "best" if step is None else checkpoint.step_folder(checkpoints, step)
+    if step is None and not chosen.exists():
+        chosen = checkpoint.latest(checkpoints) or chosen
+    if not chosen.exists():
+        there = ", ".join(str(number) for number in checkpoint.numbered(checkpoints)) or "none"
+        raise RecipeError(f"{folder} has no such checkpoint; there are: {there}")
+    checkpoint.verify(chosen)
+    recipe = read(folder, overrides)
+    parts = build(recipe)
+    parts.policy.load(chosen / "policy")
+    return recipe, parts, chosen.resolve()
+
+
+def sample(
+    folder: str | Path, prompt: str, *, step: int | None = None, samples: int = 1, temperature: float = 0.0
+) -> list[dict[str, str]]:
+    """Answers of a run's policy to a prompt; temperature 0 is greedy."""
+    recipe, parts, _ = open_run(folder, step, {})
+    wing = importlib.import_module(WINGS[recipe.policy.kind])
+    longest = max([64, *(stage.max_tokens for stage in recipe.stage if isinstance(stage, RlStage))])
+    return wing.sample(
+        parts.policy,
+        prompt,
+        system=recipe.task.system,
+        chat=recipe.task.chat,
+        samples=samples,
+        sampling={"temperature": temperature, "max_tokens": longest},
+        seed=recipe.seed,
+    )

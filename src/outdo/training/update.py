@@ -1,0 +1,224 @@
+"""One update: a collected batch becomes optimiser steps over epochs, minibatches and micro-batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import Parameter
+from torch.optim import AdamW
+
+from outdo.core.algorithm import Algorithm, Loss, Pair, nonfinite_rows
+from outdo.core.batch import Batch
+from outdo.core.parts import Cispo, Clipped, KlInLoss, Reinforce
+from outdo.core.protocols import Evaluation, Policy
+from outdo.core.reduce import Counts
+from outdo.training.optim import clip_gradient, gradient_norm
+
+SURROGATE = "surrogate_loss_about_0"
+"""Name of a surrogate loss in the log: with centred advantages it is about 0 by construction."""
+
+
+class NonFiniteError(RuntimeError):
+    """A number that training cannot use: the message names the rows it comes from."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """Figures of the log that add up exactly over micro-batches: means as (sum, count), and maxima."""
+
+    means: dict[str, Pair] = field(default_factory=dict[str, Pair])
+    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def add(self, means: Mapping[str, Pair], maxima: Mapping[str, Tensor]) -> None:
+        """Add the figures of a piece."""
+        for name, (total, count) in means.items():
+            old = self.means.get(name)
+            self.means[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
+        for name, value in maxima.items():
+            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+
+    def values(self) -> dict[str, float]:
+        """The numbers; a mean of nothing is left out."""
+        means = {name: float(total / count) for name, (total, count) in self.means.items() if count > 0}
+        return means | {name: float(value) for name, value in self.maxima.items()}
+
+
+def describe_rows(batch: Batch, rows: list[int]) -> str:
+    """Rows by number, group and what `info` says of them; at most five."""
+    parts: list[str] = []
+    for row in rows[:5]:
+        text = f"row {row} (group {int(batch.group[row])})"
+        if batch.info:
+            text += f" {str(batch.info[row])[:200]}"
+        parts.append(text)
+    return "; ".join(parts) + (f"; and {len(rows) - 5} more" if len(rows) > 5 else "")
+
+
+def require_finite(batch: Batch) -> None:
+    """Raise `NonFiniteError` where a field of the batch is not finite on a valid step."""
+    for name, rows in nonfinite_rows(batch).items():
+        raise NonFiniteError(
+            f"{name} is not finite in {describe_rows(batch, rows)}. No update was made with this batch"
+        )
+
+
+def score(policy: Policy, batch: Batch, budget: int) -> Tensor:
+    """Log-probabilities `[B, T]` of the whole batch under `policy`, without gradient, 0 on invalid steps."""
+    logp = torch.zeros_like(batch.logp)
+    with torch.no_grad():
+        for rows in policy.micro_batches(batch, budget):
+            logp[rows.to(logp.device)] = policy.evaluate(batch.select(rows)).logp.to(logp)
+    return logp
+
+
+def minibatches(rows: int, count: int, order: Generator) -> Iterator[Tensor]:
+    """Split `rows` row numbers into `count` shuffled pieces whose sizes differ by one at most."""
+    if count == 1:
+        yield torch.arange(rows)
+        return
+    yield from torch.randperm(rows, generator=order).tensor_split(min(count, rows))
+
+
+def rows_with_gradient(algorithm: Algorithm, batch: Batch) -> Tensor:
+    """Rows `[N]` whose loss can have a gradient; the others need not be computed.
+
+    A row carries none if all of it is masked, or if its advantage is 0 throughout and every term of the loss
+    is proportional to the advantage (REINFORCE, clipped surrogate, CISPO, without KL in the loss, entropy or
+    critic). The gradient is exactly that of all rows, because denominators are counted over all of them.
+    """
+    mask = batch.loss_mask
+    proportional = isinstance(algorithm.objective, Reinforce | Clipped | Cispo) and not (
+        algorithm.needs_entropy
+        or algorithm.needs_critic
+        or (isinstance(algorithm.kl, KlInLoss) and algorithm.needs_reference)
+    )
+    if proportional and batch.advantage is not None:
+        mask = mask & (batch.advantage != 0)
+    return mask.any(dim=1).nonzero().flatten().cpu()
+
+
+@dataclass(slots=True)
+class Updater:
+    """Makes the optimiser steps of one stage."""
+
+    policy: Policy
+    algorithm: Algorithm
+    optimiser: AdamW
+    micro_batch_tokens: int
+    order: Generator
+
+    def __call__(self, batch: Batch) -> dict[str, float]:
+        """All epochs and minibatches of the algorithm's schedule over `batch`; returns the metrics.
+
+        With one epoch of one minibatch and no `batch.old_logp` the ratio is formed with the trainer's own
+        value of the same pass, so it is exactly 1. With more, `batch.old_logp` must have been scored before.
+        Where the schedule has a `kl_stop` and the KL from the old policy exceeds it, the remaining steps are
+        not made. Raises `NonFiniteError` before an optimiser step whose loss or gradient is not finite.
+        """
+        schedule = self.algorithm.update
+        figures, norms, clipped = Figures(), list[float](), dict[str, float]()
+        seconds = 0.0
+        for epoch in range(schedule.epochs):
+            of_epoch, stop = Figures(), False
+            for rows in minibatches(len(batch), schedule.minibatches, self.order):
+                of_minibatch, loss, norm = self.gradient(batch.select(rows))
+                if not (math.isfinite(loss) and math.isfinite(norm)):
+                    raise self._non_finite(batch, rows, len(norms))
+                of_epoch.add(of_minibatch.means, of_minibatch.maxima)
+                kl = of_minibatch.values().get("kl_old_k3", 0.0)
+                stop = schedule.kl_stop is not None and kl > schedule.kl_stop
+                if stop:
+                    break
+                norms.append(norm)
+                seconds += self._step(norm)
+            figures.add(of_epoch.means, of_epoch.maxima)
+            if schedule.epochs > 1 and "clip_share" in of_epoch.means:
+                clipped[f"clip_share/epoch_{epoch + 1}"] = of_epoch.values()["clip_share"]
+            if stop:
+                break
+        self._zero()
+        return {
+            **self._labelled(figures.values()),
+            **clipped,
+            "grad_norm": sum(norms) / max(1, len(norms)),
+            "optimiser_steps": len(norms),
+            "time/optimiser": seconds,
+        }
+
+    def gradient(self, minibatch: Batch) -> tuple[Figures, float, float]:
+        """Put the gradient of the minibatch's loss into the parameters: figures, loss and gradient norm.
+
+        The denominators are counted over the whole minibatch, so that the split into micro-batches changes
+        nothing. The figures are those of the rows that are computed (`rows_with_gradient`).
+        """
+        self._zero()
+        figures = Figures()
+        counts = self.algorithm.counts(minibatch)
+        working = minibatch.select(rows_with_gradient(self.algorithm, minibatch))
+        total = torch.zeros(())
+        pieces = self.policy.micro_batches(working, self.micro_batch_tokens) if len(working) else []
+        for rows in pieces:
+            loss = self._loss(working.select(rows), counts)
+            loss.total.backward()
+            total = total + loss.total.detach().cpu()
+            figures.add(loss.metrics, loss.maxima)
+        return figures, float(total), float(gradient_norm(self._parameters()))
+
+    def _loss(self, piece: Batch, counts: Counts) -> Loss:
+        evaluation: Evaluation = self.policy.evaluate(piece, entropy=self.algorithm.needs_entropy)
+        if piece.old_logp is None:
+            piece = piece.with_(old_logp=evaluation.logp.detach())
+        return self.algorithm.loss(piece, evaluation, counts)
+
+    def _step(self, norm: float) -> float:
+        """One optimiser step; returns its seconds."""
+        start = time.perf_counter()
+        clip_gradient(self._parameters(), norm, self.algorithm.update.max_grad_norm)
+        self.optimiser.step()
+        self.policy.updated()
+        return time.perf_counter() - start
+
+    def _zero(self) -> None:
+        """Zero gradients in place, all of them there: the policy may keep them in a buffer of its own.
+
+        Were one missing, AdamW would leave its parameter out of the step.
+        """
+        for parameter in self._parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimiser.zero_grad(set_to_none=False)
+
+    def _parameters(self) -> list[Parameter]:
+        return [parameter for _, parameter in self.policy.named_parameters()]
+
+    def _labelled(self, values: dict[str, float]) -> dict[str, float]:
+        """The loss under the name that says what it is; a likelihood has no ratio, so none is shown."""
+        if self.algorithm.is_surrogate:
+            return {SURROGATE if name == "policy_loss" else name: value for name, value in values.items()}
+        shown = {"policy_loss": "nll", "entropy": "entropy"}
+        return {shown[name]: value for name, value in values.items() if name in shown}
+
+    def _non_finite(self, batch: Batch, rows: Tensor, steps: int) -> NonFiniteError:
+        """Find the rows whose own loss or gradient is not finite; leaves no gradient behind."""
+        counts = self.algorithm.counts(batch.select(rows))
+        bad: list[int] = []
+        for row in rows.tolist():
+            self._zero()
+            loss = self._loss(batch.select(torch.tensor([row])), counts)
+            loss.total.backward()
+            if not (torch.isfinite(loss.total) and torch.isfinite(gradient_norm(self._parameters()))):
+                bad.append(row)
+        self._zero()
+        where = describe_rows(batch, bad) if bad else "the sum over rows that are finite one by one"
+        return NonFiniteError(
+            f"the loss or its gradient is not finite in {where}. The optimiser step was not made; {steps} "
+            f"earlier steps "
+            "of this update were. Look at the rewards and log-probabilities of these rows, lower the "
+            "learning rate, "
+            "or resume from the last checkpoint"
+        )
