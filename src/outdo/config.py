@@ -189,8 +189,8 @@ class CheckpointConfig(Section):
 
     every: Count = Field(0, description="Updates between checkpoints; 0: only at the end of each stage.")
     keep: Positive = Field(1, description="How many of the newest stay; the best stays besides.")
-    best_by: str | None = Field(
-        "greedy/accuracy", description="Evaluation metric whose highest value marks the best."
+    best_by: str = Field(
+        "greedy/accuracy", description="Evaluation metric whose highest value marks the best; empty: none."
     )
 
 

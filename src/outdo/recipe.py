@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,12 @@ def _text(source: str | Path) -> tuple[str, str]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`key=value` as (key, value): a TOML scalar or array, the bare word none as None, or else a string."""
+    """`key=value` as (key, value): a TOML scalar or array, the bare word off as None, or else a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"{text!r} is no override: write key=value, for example rl.steps=20")
     value = value.strip()
-    if value == "none":
+    if value == "off":
         return key.strip(), None
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
@@ -133,7 +133,7 @@ def validate(table: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 def _mistake(error: dict[str, Any]) -> str:
     """One of pydantic's errors as `key: what is wrong`."""
-    place: tuple[Any, ...] = error["loc"]
+    place: list[Any] = list(error["loc"])
     shown_place = place[2:] if len(place) > 2 and place[0] == "stage" else place
     key = ".".join(str(part) for part in shown_place)
     if error["type"] == "extra_forbidden":
@@ -144,7 +144,7 @@ def _mistake(error: dict[str, Any]) -> str:
     return f"{key}: {message}{shown}" if key else message
 
 
-def _known(place: tuple[Any, ...]) -> list[str]:
+def _known(place: list[Any]) -> list[str]:
     """Keys that are known at a place of the recipe."""
     model: type[BaseModel] = Recipe
     for part in place:
@@ -164,18 +164,15 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def stage_algorithm(stage: SftStage | RlStage) -> Algorithm:
-    """The algorithm of a stage; in its table the word "none" stands for a limit that is off."""
-    return algorithm_from(_without_none(stage.algorithm))
+    """The algorithm of a stage; in its table the word "off" stands for a limit that is not set."""
+    return algorithm_from(_with_limits_off(stage.algorithm))
 
 
-def _without_none(value: Any) -> Any:
-    """The table with the string "none" as None, but for names of kinds (a KL may be of kind "none")."""
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: None if item == "none" and key not in ("kl", "kind") else _without_none(item)
-        for key, item in value.items()
-    }
+def _with_limits_off(value: Any) -> Any:
+    """The table with the string "off" as None."""
+    if isinstance(value, Mapping):
+        return {key: _with_limits_off(item) for key, item in value.items()}
+    return None if value == "off" else value
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
@@ -191,11 +188,7 @@ def resolved(recipe: Recipe) -> dict[str, Any]:
 
 def _switched_off(part: Any) -> dict[str, str]:
     """Fields of a part that are None, as TOML can say it."""
-    return (
-        {item.name: "none" for item in fields(part) if getattr(part, item.name) is None}
-        if is_dataclass(part)
-        else {}
-    )
+    return {item.name: "off" for item in fields(part) if getattr(part, item.name) is None}
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -56,7 +56,7 @@ def build(recipe: Recipe) -> Parts:
         evaluate_every=0 if recipe.evaluation is None else recipe.evaluation.every,
         checkpoint_every=recipe.checkpoint.every,
         keep=recipe.checkpoint.keep,
-        best_by=None if evaluator is None else recipe.checkpoint.best_by,
+        best_by=None if evaluator is None else recipe.checkpoint.best_by or None,
     )
     return Parts(policy, task, stages, evaluator, settings)
 
