@@ -152,7 +152,7 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[
         token = logits.argmax(dim=-1)
         return token, torch.zeros_like(token, dtype=torch.float32)
     logits = restrict(logits, sampling)
-    logp = logits.log_softmax(dim=-1)
+    logp = logits.log_softmax(dim=-1, dtype=torch.float32)
     mass = logp.exp().double().cumsum(dim=-1)
     total = mass[:, -1:].contiguous()
     token = torch.searchsorted(mass, uniform[:, None] * total, right=True)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from outdo.language.sampling import Sampling
 
-CHUNK_ELEMENTS = 1 << 23
+CHUNK_ELEMENTS = 1 << 24
 """Logits held at a time: rows are taken in chunks of about this many elements."""
 
 
@@ -30,8 +30,8 @@ class Head:
     bias: Tensor | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [M, V] in float32 of `hidden` [M, H]; the product is computed in the weight's dtype."""
-        return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias).float()
+        """Logits [M, V] of `hidden` [M, H], in the weight's dtype."""
+        return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
     def chunk(self) -> int:
         """Rows that make one chunk."""
@@ -41,15 +41,18 @@ class Head:
 def restrict(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
     """Logits of the distribution that is sampled: tempered, tokens outside top-k and top-p at -inf, [M, V].
 
+    In float32 where anything is changed, else as given.
+
     `keep` [M] names tokens that stay in whatever the cut says: a token that was sampled under slightly other
     numerics (another dtype, another batch) keeps a finite log-probability.
     """
     if sampling.greedy:
         raise ValueError("greedy decoding has no distribution: ask for the argmax of the logits")
     if sampling.temperature != 1.0:
-        logits = logits / sampling.temperature
+        logits = logits.float() / sampling.temperature
     if not sampling.top_k and sampling.top_p == 1.0:
         return logits
+    logits = logits.float()
     outside = torch.zeros_like(logits, dtype=torch.bool)
     if sampling.top_k and sampling.top_k < logits.shape[-1]:
         outside |= logits < logits.topk(sampling.top_k, dim=-1).values[:, -1:]
@@ -73,11 +76,10 @@ def score(
     for start in range(0, len(target), size):
         y = target[start : start + size]
         z = restrict(head.logits(hidden[start : start + size]), sampling, y)
-        lse = z.logsumexp(dim=-1)
-        logps.append(z.gather(-1, y[:, None]).squeeze(-1) - lse)
+        log_p = z.log_softmax(dim=-1, dtype=torch.float32)
+        logps.append(log_p.gather(-1, y[:, None]).squeeze(-1))
         if entropy:
-            p = (z - lse[:, None]).exp_()
-            entropies.append(lse - (p * z.masked_fill_(z == -torch.inf, 0.0)).sum(dim=-1))
+            entropies.append(torch.special.entr(log_p.exp_()).sum(dim=-1))
     logp = torch.cat(logps) if logps else hidden.new_zeros(0, dtype=torch.float32)
     return logp, (torch.cat(entropies) if entropies else torch.zeros_like(logp)) if entropy else None
 
@@ -103,9 +105,9 @@ def score_backward(
     for rows in chosen.split(size):
         h, y = hidden[rows].to(dtype), target[rows]
         c = (grad_logp[rows] * scale)[:, None]
-        p = restrict(head.logits(h), sampling, y).softmax(dim=-1)
+        z = restrict(head.logits(h), sampling, y)
         if grad_entropy is None:
-            p = p.to(dtype)
+            p = z.softmax(dim=-1).to(dtype)
             weighted = (h * c).to(dtype)
             out[rows] = c * (head.weight[y].float() - (p @ head.weight).float())
             if add_weight is not None:
@@ -116,6 +118,7 @@ def score_backward(
                 bias = -(p.float().t() @ c).squeeze(-1)
                 add_bias(bias.index_add_(0, y, c.squeeze(-1)))
             continue
+        p = z.softmax(dim=-1, dtype=torch.float32)
         logp = p.log().masked_fill_(p == 0, 0.0)
         entropy = -(p * logp).sum(dim=-1, keepdim=True)
         dz = -p * (c + (grad_entropy[rows] * scale)[:, None] * (logp + entropy))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outdo.language.flat import FlatParameters
+from outdo.language.attention import Layout
 from outdo.language.packing import Packed
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
@@ -244,94 +245,12 @@ class LlamaDecoder:
         return torch.cat((dq.to(grad.dtype), dk.to(grad.dtype), dv), dim=1)
 
 
-class Layout:
-    """Attention over a packed piece: prompts to themselves, completions to their prompt and themselves."""
-
-    def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
-        self.packed, self.heads, self.kv_heads = packed, heads, kv_heads
-        total, completion = len(packed.tokens), packed.completion
-        steps = completion.shape[1]
-        reach = (
-            torch.arange(packed.prompt.shape[1], device=completion.device) < packed.prompt_lengths[:, None]
-        )
-        causal = torch.ones(steps, steps, dtype=torch.bool, device=completion.device).tril()
-        shape = (len(completion), steps)
-        self.mask = torch.cat(
-            (reach[packed.row_prompt][:, None].expand(*shape, -1), causal.expand(len(completion), -1, -1)),
-            dim=2,
-        )[:, None]
-        self.prompt_from, self.prompt_at = self._inverse(packed.prompt, total)
-        self.completion_from, self.completion_at = self._inverse(completion, total)
-
-    @staticmethod
-    def _inverse(index: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        """Where the real entries of a padded [rows, steps] index stand in it, and the packed tokens they are."""
-        real = (index.reshape(-1) < total).nonzero().squeeze(-1)
-        return real, index.reshape(-1)[real]
-
-    def _padded(self, qkv: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value [rows, heads, steps, E] at a padded index; padding repeats the last token."""
-        rows = qkv[index.clamp(max=len(qkv) - 1)].transpose(1, 2)
-        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        return q, k, v
-
-    def _pieces(self, qkv: Tensor) -> tuple[Tensor, ...]:
-        return (*self._padded(qkv, self.packed.prompt), *self._padded(qkv, self.packed.completion))
-
-    def _attend(self, pieces: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None]:
-        """Attention of the prompts [G, H, P, E] and of the completions [R, H, C, E]."""
-        pq, pk, pv, cq, ck, cv = pieces
-        gqa = self.heads != self.kv_heads
-        prompts = F.scaled_dot_product_attention(pq, pk, pv, is_causal=True, enable_gqa=gqa)
-        if not cq.shape[2]:
-            return prompts, None
-        rows = self.packed.row_prompt
-        k, v = torch.cat((pk[rows], ck), dim=2), torch.cat((pv[rows], cv), dim=2)
-        return prompts, F.scaled_dot_product_attention(cq, k, v, attn_mask=self.mask, enable_gqa=gqa)
-
-    def attend(self, qkv: Tensor) -> Tensor:
-        """Attention output [N, H * E]."""
-        out = qkv.new_empty(len(qkv), self.heads, qkv.shape[2])
-        prompts, completions = self._attend(self._pieces(qkv))
-        out[self.prompt_at] = prompts.transpose(1, 2).flatten(0, 1)[self.prompt_from]
-        if completions is not None:
-            out[self.completion_at] = completions.transpose(1, 2).flatten(0, 1)[self.completion_from]
-        return out.flatten(1)
-
-    def attend_backward(self, qkv: Tensor, grad: Tensor) -> Tensor:
-        """Gradient [N, H + 2K, E] by query, key and value; the attention is recomputed, not stored."""
-        packed, padded = self.packed, grad.view(len(qkv), self.heads, -1)
-        leaves = tuple(piece.detach().requires_grad_() for piece in self._pieces(qkv))
-        with torch.enable_grad():
-            prompts, completions = self._attend(leaves)
-        outputs, grads = [prompts], [self._spread(padded, packed.prompt, self.prompt_from)]
-        if completions is not None:
-            outputs.append(completions)
-            grads.append(self._spread(padded, packed.completion, self.completion_from))
-        parts = torch.autograd.grad(outputs, leaves, grads, allow_unused=completions is None)
-        out = torch.empty_like(qkv)
-        for which, start, at in (
-            (self.prompt_from, 0, self.prompt_at),
-            (self.completion_from, 3, self.completion_at),
-        ):
-            if len(which):
-                out[at] = torch.cat(parts[start : start + 3], dim=1).transpose(1, 2).flatten(0, 1)[which]
-        return out
-
-    @staticmethod
-    def _spread(grad: Tensor, index: Tensor, real: Tensor) -> Tensor:
-        """Padded gradient [rows, H, steps, E], 0 at padding."""
-        out = grad.new_zeros(index.numel(), *grad.shape[1:])
-        out[real] = grad[index.reshape(-1)[real]]
-        return out.view(*index.shape, *grad.shape[1:]).transpose(1, 2)
-
-
 def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """`into += left^T right` for `left` [N, A], `right` [N, B]: a weight gradient."""
     if into.dtype == left.dtype:
         into.addmm_(left.t(), right)
     else:
-        into.add_(torch.mm(left.t().contiguous(), right))
+        into.add_(torch.mm(left.t(), right))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:

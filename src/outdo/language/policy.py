@@ -23,6 +23,7 @@ from outdo.language.forward import fast_forward, padded_forward, padded_rows
 from outdo.language.head import Head, differentiable_score, score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
 from outdo.language.load import Loaded, ModelError, load
+from outdo.language.memory import keep_freed_pages
 from outdo.language.packing import pack
 from outdo.language.sampling import Completion, Sampling, TextObs
 
@@ -84,6 +85,8 @@ class CausalPolicy:
     ) -> None:
         self.source, self.tokenizer = loaded.source, loaded.tokenizer
         self.device = choose_device(device)
+        if self.device.type == "cpu":
+            keep_freed_pages()
         self.model: Any = loaded.model.to(self.device).eval()
         config = self.model.config.get_text_config()
         self.dtype = compute_dtype(precision, self.device, config.hidden_size)
