@@ -47,6 +47,8 @@ def test_a_term_that_is_none_for_a_whole_group_does_not_apply_to_it():
     terms = {"math": [1.0, 0.0, None, None], "code": [None, None, 0.5, None], "note": [None] * 4}
     # group 0 is scored by math alone; in group 1 code applies, and its second row cannot be compared
     assert weighted_sum(terms, {"math": 1.0, "code": 2.0, "note": 0.0}, GROUPS) == [1.0, 0.0, 1.0, None]
+    # a row that one applying term cannot score is not worth what the others give it
+    assert weighted_sum({"a": [1.0, None], "b": [1.0, 1.0]}, {"a": 1.0, "b": 1.0}, [0, 0]) == [2.0, None]
     assert weighted_sum({"note": [None] * 4}, {"note": 1.0}, GROUPS) == [None] * 4
 
 

@@ -291,6 +291,15 @@ def test_resuming_goes_on_with_the_same_batches(focus):
         assert torch.equal(batch.action, batches[i].action)
 
 
+def test_a_prompt_seen_again_is_answered_anew():
+    env, policy = environment(), FakePolicy(by_copy)
+    for step in range(6):
+        env.collect(policy, step)
+    streams = [key for call in policy.calls for key in call[3]]
+    prompts = [prompt for call in policy.calls for prompt in call[0]]
+    assert (len(set(prompts)), len(streams), len(set(streams))) == (6, 18, 18)
+
+
 def test_seeds_change_prompts_and_streams():
     policies = [FakePolicy(by_copy) for _ in range(3)]
     for policy, seed in zip(policies, (0, 0, 1), strict=True):
@@ -314,6 +323,25 @@ def test_focus_returns_to_what_is_not_solved():
     assert set(choice.state_dict()["rates"]) <= {str(i) for i in range(50, 100)}
     assert plain.state_dict()["position"] == plain.drawn == choice.drawn == 96
     assert choice.state_dict()["position"] < 96
+
+
+def test_focus_prefers_what_is_solved_least():
+    picked = []
+    for seed in range(200):
+        choice = PromptChoice(2, seed, focus=1.0)
+        choice.observe(0, 0.9)
+        choice.observe(1, 0.1)
+        picked += choice.choose(1)
+    # weights .1 and .9: 180 of 200 expected, standard deviation 4.2
+    assert 160 <= sum(picked) < 200
+
+
+def test_solved_is_told_by_the_total_reward():
+    # totals 0.5 and 1.0 with weight 0.5: by default only the sum of weights, 0.5, is needed
+    for settings, rates in (({}, {}), ({"solved_at": 0.75}, {0.5}), ({"solved_at": 2.0}, {0.0})):
+        env = environment(weight=0.5, focus=0.5, **settings)
+        env.collect(FakePolicy(by_copy), 0)
+        assert set(env.state_dict()["choice"]["rates"].values()) == set(rates)
 
 
 def test_focus_forgets_what_gets_solved():

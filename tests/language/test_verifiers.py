@@ -1,4 +1,5 @@
 import logging
+import signal
 import time
 from decimal import Decimal
 
@@ -197,6 +198,16 @@ def test_worker_survives_errors_time_limits_deaths_and_prints():
     with pytest.raises(WorkerError, match="ModuleNotFoundError"):
         worker.call("outdo.nowhere:x", limit=5)
     assert worker.call("math:sqrt", 9, limit=5) == 3.0
+    worker.close()
+
+
+def test_worker_is_killed_though_it_ignores_requests_to_end():
+    worker = Worker()
+    worker.call("signal:signal", signal.SIGTERM, signal.SIG_IGN, limit=5)
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        worker.call("time:sleep", 8, limit=0.1)
+    assert time.monotonic() - start < 1.5  # its own alarm would only end it after 2 s
     worker.close()
 
 
