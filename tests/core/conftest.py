@@ -1,0 +1,6 @@
+"""Makes `tests/oracles.py` and the helpers of this folder importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
