@@ -1,11 +1,11 @@
 import itertools
 import math
 import random
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
 import pytest
 
-from outdo.core.statistics import cluster_mean_interval, pass_at_k, wilson_interval
+from outdo.core.statistics import cluster_rate_interval, pass_at_k, wilson_interval
 
 
 def test_wilson_solves_its_own_equation():
@@ -43,24 +43,34 @@ def test_pass_at_k_by_hand_and_refusals():
             pass_at_k(*arguments)
 
 
-def test_cluster_interval_is_the_usual_one_for_single_values():
-    values = [0.0, 1.0, 1.0, 3.0, 0.5]
-    mean, low, high = cluster_mean_interval([[v] for v in values])
-    half = NormalDist().inv_cdf(0.975) * stdev(values) / math.sqrt(5)
-    assert (mean, low, high) == pytest.approx((fmean(values), fmean(values) - half, fmean(values) + half))
+def test_one_value_per_cluster_is_wilson_with_one_degree_of_freedom_less():
+    # variance M/(M−1) · M m(1−m) / M² = m(1−m)/(M−1), so n = M − 1 = 4, with m = 3/5
+    rate, low, high = cluster_rate_interval([[0.0], [1.0], [1.0], [1.0], [0.0]])
+    z = NormalDist().inv_cdf(0.975)
+    assert rate == 0.6
+    for end in (low, high):
+        assert abs(0.6 - end) == pytest.approx(z * math.sqrt(end * (1 - end) / 4))
 
 
 def test_copies_of_a_value_add_no_information():
-    once = cluster_mean_interval([[0.0], [1.0], [1.0]])
-    assert cluster_mean_interval([[0.0] * 7, [1.0] * 7, [1.0] * 7]) == pytest.approx(once)
+    once = cluster_rate_interval([[0.0], [1.0], [1.0]])
+    assert cluster_rate_interval([[0.0] * 7, [1.0] * 7, [1.0] * 7]) == pytest.approx(once)
 
 
 def test_unequal_clusters_by_hand():
     # m = (1 + 0 + 0) / 3 = 1/3; residuals 1 − 1/3 = 2/3 and 0 − 2/3 = −2/3
-    # variance = 2/1 · (4/9 + 4/9) / 3² = 16/81, error 4/9
-    mean, low, high = cluster_mean_interval([[1.0], [0.0, 0.0]])
+    # variance = 2/1 · (4/9 + 4/9) / 3² = 16/81, so n = (2/9) / (16/81) = 9/8
+    rate, low, high = cluster_rate_interval([[1.0], [0.0, 0.0]])
     z = NormalDist().inv_cdf(0.975)
-    assert (mean, high - low) == pytest.approx((1 / 3, 2 * z * 4 / 9))
+    assert rate == pytest.approx(1 / 3)
+    for end in (low, high):
+        assert abs(rate - end) == pytest.approx(z * math.sqrt(end * (1 - end) / (9 / 8)))
+
+
+def test_equal_clusters_claim_no_more_than_their_values_and_edges_no_certainty():
+    assert cluster_rate_interval([[0.0, 1.0]] * 10) == pytest.approx(wilson_interval(10, 20))
+    assert cluster_rate_interval([[0.0] * 8] * 10) == wilson_interval(0, 10)
+    assert cluster_rate_interval([[1.0] * 8] * 10) == wilson_interval(10, 10)
 
 
 def test_cluster_interval_covers_the_truth():
@@ -68,9 +78,13 @@ def test_cluster_interval_covers_the_truth():
     covered = 0
     for _ in range(400):
         rates = [rng.choice((0.1, 0.9)) for _ in range(60)]
-        _, low, high = cluster_mean_interval([[float(rng.random() < p) for _ in range(8)] for p in rates])
+        _, low, high = cluster_rate_interval([[float(rng.random() < p) for _ in range(8)] for p in rates])
         covered += low <= 0.5 <= high
     # 95 % nominal; standard error of the estimate is 1.1 %, so 91 % is four errors away
     assert covered / 400 > 0.91
-    with pytest.raises(ValueError, match="two clusters"):
-        cluster_mean_interval([[1.0, 0.0]])
+
+
+@pytest.mark.parametrize("clusters", [[[1.0, 0.0]], [[1.0], []], [[1.0], [1.5]], []])
+def test_clusters_that_say_nothing(clusters):
+    with pytest.raises(ValueError, match=r"clusters|values in"):
+        cluster_rate_interval(clusters)

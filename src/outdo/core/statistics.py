@@ -32,12 +32,15 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> In
     """
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and trials >= 1, got {successes} of {trials}")
-    z, rate = _z(confidence), successes / trials
+    return _wilson(successes / trials, trials, _z(confidence))
+
+
+def _wilson(rate: float, trials: float, z: float) -> Interval:
     centre = rate + z * z / (2 * trials)
     spread = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
-    low = 0.0 if successes == 0 else (centre - spread) / scale
-    high = 1.0 if successes == trials else (centre + spread) / scale
+    low = 0.0 if rate == 0 else (centre - spread) / scale
+    high = 1.0 if rate == 1 else (centre + spread) / scale
     return Interval(rate, low, high)
 
 
@@ -56,22 +59,30 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def cluster_mean_interval(clusters: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
-    """Mean of all values with an interval that counts clusters, as samples of one problem are dependent.
+def cluster_rate_interval(clusters: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+    """Mean m of values in [0, 1] whose clusters are independent: samples of one problem are alike.
 
-    m = Σx / Σn;  var m = M/(M−1) Σ_c (Σ_i x_ci − m n_c)² / (Σn)²,  M clusters of n_c values (the ratio
-    estimator with its linearised variance, Cochran 1977 §2.11 and §9A); normal quantiles. With one value
-    per cluster this is the usual standard error s/√M. With equal means in all clusters the interval has no
-    width.
+    The score interval of `wilson_interval` at the size n that the spread between M clusters of n_c values is
+    worth,
+
+    n = m(1−m) / var m,  var m = M/(M−1) Σ_c (Σ_i x_ci − m n_c)² / (Σn)²
+
+    (ratio estimator with linearised variance, Cochran 1977 §2.11 and §9A), at most the number of values; n =
+    M where all values are 0 or all are 1.
 
     Raises:
-        ValueError: fewer than two clusters, or an empty one.
+        ValueError: fewer than two clusters, an empty one, or a value outside [0, 1].
     """
     if len(clusters) < 2 or not all(clusters):
         raise ValueError("need at least two clusters, each with at least one value")
+    if not all(0 <= x <= 1 for cluster in clusters for x in cluster):
+        raise ValueError("a rate needs values in [0, 1]")
     count = sum(len(cluster) for cluster in clusters)
     mean = math.fsum(x for cluster in clusters for x in cluster) / count
     squares = math.fsum((math.fsum(cluster) - mean * len(cluster)) ** 2 for cluster in clusters)
-    error = math.sqrt(len(clusters) / (len(clusters) - 1) * squares) / count
-    z = _z(confidence)
-    return Interval(mean, mean - z * error, mean + z * error)
+    variance = len(clusters) / (len(clusters) - 1) * squares / count**2
+    if mean in (0.0, 1.0):
+        size = float(len(clusters))
+    else:
+        size = float(count) if variance == 0 else min(count, mean * (1 - mean) / variance)
+    return _wilson(mean, size, _z(confidence))

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from outdo.core.protocols import Report
 from outdo.core.rewards import RewardTerm, score_term
-from outdo.core.statistics import Interval, cluster_mean_interval, pass_at_k, wilson_interval
+from outdo.core.statistics import Interval, cluster_rate_interval, pass_at_k, wilson_interval
 from outdo.language.data import Item
 from outdo.language.demonstrations import Demonstrate
 from outdo.language.environment import stream_key
@@ -130,12 +130,12 @@ class _Answer:
 
 def sampled_metrics(right: Sequence[Sequence[bool]]) -> dict[str, float]:
     """Accuracy and pass@k, with intervals over problems, from which of each problem's answers are right."""
-    metrics = _named("sampled/accuracy", cluster_mean_interval(right))
+    metrics = _named("sampled/accuracy", cluster_rate_interval(right))
     samples = len(right[0])
     ks = {2**i for i in range(1, samples.bit_length()) if 2**i <= samples} | ({samples} - {1})
     for k in sorted(ks):
         passed = [[pass_at_k(samples, sum(answers), k)] for answers in right]
-        metrics |= _named(f"sampled/pass@{k}", cluster_mean_interval(passed))
+        metrics |= _named(f"sampled/pass@{k}", cluster_rate_interval(passed))
     return metrics
 
 
@@ -159,7 +159,7 @@ def score_demonstrations(
     values = _scores(items, scorer, texts, [[[] for _ in said] for said in texts])
     right = [value is not None and value >= pass_at for value in values]
     clusters = [right[i * repeats : (i + 1) * repeats] for i in range(len(items))]
-    return Report(_named("demonstrations/accuracy", cluster_mean_interval(clusters)))
+    return Report(_named("demonstrations/accuracy", cluster_rate_interval(clusters)))
 
 
 def _scores(
