@@ -89,14 +89,21 @@ def _override(table: dict[str, Any], key: str, value: Any) -> None:
     else:
         rest = [first, *rest]
     for part in rest[:-1]:
-        if part == "algorithm" and isinstance(place.get(part), str):
-            place[part] = {"preset": place[part]}
+        if part == "algorithm":
+            _open_algorithm(place)
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise RecipeError(f"{key}: {part!r} is no table, so nothing inside it can be set")
     if not rest:
         raise RecipeError(f"{key}: name what to set inside it, for example {key}.steps=20")
     place[rest[-1]] = value
+
+
+def _open_algorithm(stage: dict[str, Any]) -> None:
+    """Make a stage's algorithm a table, so that parts of it can be set: a preset's name becomes its `preset`."""
+    model = SftStage if stage.get("kind") == "sft" else RlStage
+    algorithm = stage.get("algorithm", model.model_fields["algorithm"].default)
+    stage["algorithm"] = {"preset": algorithm} if isinstance(algorithm, str) else algorithm
 
 
 def _stage(table: dict[str, Any], name: str, rest: list[str]) -> dict[str, Any]:

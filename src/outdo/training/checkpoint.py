@@ -215,7 +215,7 @@ def sweep(folder: Path) -> None:
     """Remove what a killed process left half written or half deleted."""
     for pattern in (".*.partial", ".*.deleted"):
         for path in folder.glob(pattern):
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
