@@ -185,7 +185,7 @@ ARMS = np.array([0.2, 0.5, 0.8, 0.3])
 
 
 def expected_gradient(part, size):
-    """E over all 4^G action tuples of mean_i A_i·(1[a_i = 2] − 1/4), scores at their means (A is linear in them)."""
+    """E over all 4^G action tuples of mean_i A_i·(1[a_i = 2] − 1/4), scores at their means (A is linear)."""
     total = 0.0
     for actions in itertools.product(range(4), repeat=size):
         advantage = per_row(part, rows(ARMS[list(actions)].tolist(), [0] * size)).numpy()

@@ -60,7 +60,7 @@ def test_asymmetric_clip():
 
 
 def test_dual_clip_bounds_a_negative_advantage():
-    # ρ=5, A=−2: −10 without, max(−10, 3·−2) = −6 with c=3, and no gradient; ρ=2 is untouched; A>0 is untouched.
+    # ρ=5, A=−2: −10 without, max(−10, 3·−2) = −6 with c=3, and no gradient; ρ=2 and A>0 are untouched.
     assert clip_at(5.0, -2)[0] == pytest.approx(-10)
     assert clip_at(5.0, -2, dual=3.0) == (pytest.approx(-6), pytest.approx(0), True)
     assert clip_at(2.0, -2, dual=3.0) == (pytest.approx(-4), pytest.approx(-2), False)
@@ -93,7 +93,7 @@ def test_sequence_ratios_by_hand():
 
 
 def reference(name, logp, old, advantage, mask):
-    """Each loss summed over the mask in plain float64 arithmetic, with its gradient in logp, without autograd."""
+    """Each loss summed over the mask in plain float64 arithmetic, and its gradient in logp by formula."""
     total, gradient = 0.0, torch.zeros_like(logp)
     for i in range(len(logp)):
         steps = [t for t in range(logp.shape[1]) if mask[i, t]]
@@ -277,7 +277,7 @@ def test_value_losses_by_hand():
     # Near V: 2 + .5 = 2.5 → 2.25 < 4, so 4; the second stays.
     clipped = objectives.value_clipped(value, old, target, mask, 0.5)
     torch.testing.assert_close(clipped, torch.tensor([[4.0, 0.25, 0]]))
-    # A value that moved towards the target past the width is held: V=3, old=5, target=1: (4.5−1)² = 12.25, no gradient.
+    # A value that moved to the target past the width is held: V=3, old=5, target=1: (4.5−1)² = 12.25, flat.
     far = objectives.value_clipped(value, torch.full_like(old, 5.0), target, mask, 0.5)
     assert far[0, 0].item() == pytest.approx(12.25)
     (gradient,) = torch.autograd.grad(far[0, 0], value)

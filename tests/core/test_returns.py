@@ -205,8 +205,8 @@ def test_lambda_return_by_hand():
 
 @pytest.mark.parametrize("lam", [0.0, 0.9, 0.99, 1.0])
 def test_f7_bias_and_spread_of_the_first_advantage(lam):
-    # 20 steps, γ=1, true values 0, critic −0.3 on states 1 … 19; A_0 is linear in the rewards, so its bias is A_0 at
-    # zero rewards and its s.d. 0.3·√Σ (∂A_0/∂r_k)².
+    # 20 steps, γ=1, true values 0, critic −0.3 on states 1 … 19; A_0 is linear in the rewards, so its bias is
+    # A_0 at zero rewards and its s.d. 0.3·√Σ (∂A_0/∂r_k)².
     value = torch.full((1, 20), -0.3, dtype=torch.float64)
     value[0, 0] = 0
     after = torch.cat([value[:, 1:], torch.zeros(1, 1, dtype=torch.float64)], dim=1)
