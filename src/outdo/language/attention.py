@@ -22,7 +22,9 @@ class Part:
 
     def __init__(self, index: Tensor, total: int, mask: Tensor) -> None:
         flat = index.reshape(-1)
-        self.index = index.clamp(max=total - 1)  # padding repeats the last token; nothing reads what it computes
+        self.index = index.clamp(
+            max=total - 1
+        )  # padding repeats the last token; nothing reads what it computes
         self.real = (flat < total).nonzero().squeeze(-1)
         self.at = flat[self.real]
         self.mask = mask  # [rows, 1, steps, L]
@@ -90,7 +92,9 @@ class Layout:
             shared = k.shape[2]
             dk = dk.float().index_add_(0, self.rows, dkeys[:, :, :shared].float()).to(dk.dtype)
             dv = dv.float().index_add_(0, self.rows, dvalues[:, :, :shared].float()).to(dv.dtype)
-            self.completions.scatter(torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out)
+            self.completions.scatter(
+                torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out
+            )
         self.prompts.scatter(torch.cat((dq, dk, dv), dim=1), out)
         return out
 
@@ -120,18 +124,20 @@ def _weights(q: Tensor, k: Tensor, part: Part) -> Tensor:
     return scores.softmax(dim=-1).view(products.shape)
 
 
-def attention_backward(q: Tensor, k: Tensor, v: Tensor, part: Part, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, part: Part, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of `attention` by q, k and v, given `grad` [rows, H, steps, E]."""
     if not _dense(q, k):
         leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
         with torch.enable_grad():
-            out = attention(*leaves, part)
+            out = attention(leaves[0], leaves[1], leaves[2], part)
         dq, dk, dv = torch.autograd.grad(out, leaves, grad)
         return dq, dk, dv
     grouped, grad = _group(q, k), _group(grad, k)
     weights = _weights(grouped, k, part)
     dweights = (grad @ v.transpose(-1, -2)).float()
-    dscores = torch._softmax_backward_data(dweights, weights, -1, torch.float32)
+    dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, torch.float32)
     dscores = dscores.mul_(1 / math.sqrt(q.shape[-1])).to(q.dtype)
     dv = weights.to(v.dtype).transpose(-1, -2) @ grad
     return (dscores @ k).view_as(q), dscores.transpose(-1, -2) @ grouped, dv

@@ -26,7 +26,7 @@ LEAVE_SHARE = 0.75
 """Finished rows leave the batch once at most this share of it is still running (leaving costs a cache copy)."""
 
 
-class PromptTooLong(ValueError):
+class PromptTooLongError(ValueError):
     """A prompt leaves no room for an answer in the model's context."""
 
 
@@ -52,7 +52,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
         if not len(prompt):
             raise ValueError(f"prompt {index} has no tokens")
         if len(prompt) + 1 > context:
-            raise PromptTooLong(
+            raise PromptTooLongError(
                 f"prompt {index} has {len(prompt)} tokens, the model's context holds {context} and an answer needs"
                 " at least one: shorten the prompt or use a model with a longer context"
             )
@@ -72,7 +72,7 @@ def generate(
 
     Copy j of prompt i draws one uniform number per token from the stream keyed `(*streams[i], j)` and takes the
     token whose slice of the cumulative distribution it falls in. Greedy completions have log-probability 0.
-    Raises `PromptTooLong`; an answer that reaches the end of the context ends with `StopReason.LENGTH`.
+    Raises `PromptTooLongError`; an answer that reaches the end of the context ends with `StopReason.LENGTH`.
     """
     check_prompts(prompts, context)
     if len(streams) != len(prompts):
@@ -147,7 +147,7 @@ def _uniforms(keys: list[tuple[int, ...]], count: int) -> np.ndarray[Any, np.dty
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Next token [R] and its log-probability [R]: the argmax, or the inverse cumulative distribution at `uniform` [R]."""
+    """Next token [R] and its log-probability [R]: the argmax, or the token whose cumulative slice holds `uniform` [R]."""
     if uniform is None:
         token = logits.argmax(dim=-1)
         return token, torch.zeros_like(token, dtype=torch.float32)

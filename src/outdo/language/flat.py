@@ -58,7 +58,8 @@ class FlatParameters:
 
     def grad(self, *names: str) -> Tensor:
         """The float32 gradient of adjacent parameters as one view."""
-        assert self.matrices.grad is not None and self.vectors.grad is not None
+        assert self.matrices.grad is not None
+        assert self.vectors.grad is not None
         return self._span(self.matrices.grad.view(-1), self.vectors.grad, names)
 
     def _span(self, matrices: Tensor, vectors: Tensor, names: tuple[str, ...]) -> Tensor:

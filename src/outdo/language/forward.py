@@ -1,5 +1,7 @@
 """Hidden states of a piece with gradient: on the fast path, or through transformers with length-sorted padding."""
 
+# torch calls the two methods of an autograd function with its own signature.
+# pyright: reportMissingParameterType=false, reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outdo.language.head import Head, score, score_backward
+from outdo.language.head import Head, Sink, score, score_backward
 from outdo.language.llama import LlamaDecoder
 from outdo.language.packing import Packed
 from outdo.language.sampling import Sampling
@@ -52,7 +54,7 @@ class _Fast(torch.autograd.Function):
             ctx.sampling,
             grad_logp,
             grad_entropy if ctx.entropy else None,
-            decoder.flat.grad(ctx.head_name).add_,
+            Sink(decoder.flat.grad(ctx.head_name).add_),
         )
         grad = decoder.final_norm_backward(ctx.states, grad.add_(grad_hidden))
         whole = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
@@ -64,7 +66,7 @@ class _Fast(torch.autograd.Function):
 def fast_forward(
     decoder: LlamaDecoder, head_name: str, piece: Packed, sampling: Sampling, *, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probability [M], entropy [M] and hidden states [M, D] of the scored tokens; gradients go to the flat buffers."""
+    """Log-probability [M], entropy [M], hidden states [M, D] of the scored tokens; gradients go to the flat buffers."""
     logp, h, hidden = _Fast.apply(decoder.flat.matrices, decoder, head_name, piece, sampling, entropy)
     return logp, h, hidden
 

@@ -7,6 +7,8 @@ coefficient: d log p(y) / dz = e_y - p. So the backward pass of a chunk needs on
 elementwise pass over [M, V] beyond the softmax: dW = -(P^T (c * h)) + scatter(c * h), dh = c * (W_y - P W).
 """
 
+# torch calls the two methods of an autograd function with its own signature.
+# pyright: reportMissingParameterType=false, reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,14 +26,32 @@ CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A linear head: `weight` [V, H] and optional `bias` [V], in the dtype the product is computed in."""
+    """A linear head, `weight` [V, H] and optional `bias` [V], in the dtype the product is computed in.
+
+    `scale` and `cap` cover the models that bend their logits: z = cap * tanh(scale * (W h + b) / cap).
+    """
 
     weight: Tensor
     bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [M, V] of `hidden` [M, H], in the weight's dtype."""
-        return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        """Logits [M, V] of `hidden` [M, H]: in the weight's dtype for a plain head, else in float32."""
+        z = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        if self.plain:
+            return z
+        z = z.float() * self.scale
+        return z if self.cap is None else self.cap * torch.tanh(z / self.cap)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are the product itself."""
+        return self.scale == 1.0 and self.cap is None
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """Derivative of the logits by the product: scale * (1 - (z / cap)^2)."""
+        return self.scale if self.cap is None else self.scale * (1 - (logits / self.cap).square())
 
     def chunk(self) -> int:
         """Rows that make one chunk."""
@@ -84,6 +104,14 @@ def score(
     return logp, (torch.cat(entropies) if entropies else torch.zeros_like(logp)) if entropy else None
 
 
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where gradients of the head's weight [V, H] and bias [V] are added, piece by piece; None where unwanted."""
+
+    weight: Callable[[Tensor], object] | None
+    bias: Callable[[Tensor], object] | None = None
+
+
 def score_backward(
     hidden: Tensor,
     head: Head,
@@ -91,86 +119,79 @@ def score_backward(
     sampling: Sampling,
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
-    add_weight: Callable[[Tensor], None] | None,
-    add_bias: Callable[[Tensor], None] | None = None,
+    sink: Sink,
 ) -> Tensor:
-    """Gradient [M, H] in float32 of `score` by `hidden`; the weight's and bias's go to `add_weight`, `add_bias` in pieces.
+    """Gradient [M, H] in float32 of `score` by `hidden`; the head's own goes to `sink`.
 
-    dz = c (e_y - p) / temperature for the log-probability, and -g p (log p + entropy) / temperature for the entropy.
+    Positions whose coefficients are 0 cost nothing: a group without signal has no backward pass.
     """
     out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
-    dtype, scale, size = head.weight.dtype, 1.0 / sampling.temperature, head.chunk()
     wanted = grad_logp != 0 if grad_entropy is None else (grad_logp != 0) | (grad_entropy != 0)
-    chosen = wanted.nonzero().squeeze(-1)  # positions without a coefficient cost nothing
-    for rows in chosen.split(size):
-        h, y = hidden[rows].to(dtype), target[rows]
-        c = (grad_logp[rows] * scale)[:, None]
-        z = restrict(head.logits(h), sampling, y)
-        if grad_entropy is None:
-            p = z.softmax(dim=-1).to(dtype)
-            weighted = (h * c).to(dtype)
-            out[rows] = c * (head.weight[y].float() - (p @ head.weight).float())
-            if add_weight is not None:
-                minus = torch.mm(p.t(), weighted).neg_()
-                minus.index_add_(0, y, weighted)
-                add_weight(minus)
-            if add_bias is not None:
-                bias = -(p.float().t() @ c).squeeze(-1)
-                add_bias(bias.index_add_(0, y, c.squeeze(-1)))
-            continue
-        p = z.softmax(dim=-1, dtype=torch.float32)
-        logp = p.log().masked_fill_(p == 0, 0.0)
-        entropy = -(p * logp).sum(dim=-1, keepdim=True)
-        dz = -p * (c + (grad_entropy[rows] * scale)[:, None] * (logp + entropy))
-        dz.scatter_add_(-1, y[:, None], c)
-        if add_bias is not None:
-            add_bias(dz.sum(dim=0))
-        dz = dz.to(dtype)
-        out[rows] = (dz @ head.weight).float()
-        if add_weight is not None:
-            add_weight(torch.mm(dz.t(), h))
+    for rows in wanted.nonzero().squeeze(-1).split(head.chunk()):
+        h, y, c = hidden[rows].to(head.weight.dtype), target[rows], grad_logp[rows][:, None]
+        if grad_entropy is None and head.plain:
+            out[rows] = _logp_backward(h, head, y, sampling, c / sampling.temperature, sink)
+        else:
+            g = torch.zeros_like(c) if grad_entropy is None else grad_entropy[rows][:, None]
+            out[rows] = _full_backward(h, head, y, sampling, c, g, sink)
     return out
+
+
+def _logp_backward(h: Tensor, head: Head, y: Tensor, sampling: Sampling, c: Tensor, sink: Sink) -> Tensor:
+    """The gradient c (e_y - p), whose coefficient is taken out of the product with P."""
+    p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype)
+    if sink.weight is not None:
+        weighted = (h * c).to(h.dtype)
+        minus = torch.mm(p.t(), weighted).neg_()
+        sink.weight(minus.index_add_(0, y, weighted))
+    if sink.bias is not None:
+        bias = -(p.float().t() @ c).squeeze(-1)
+        sink.bias(bias.index_add_(0, y, c.squeeze(-1)))
+    return c * (head.weight[y].float() - (p @ head.weight).float())
+
+
+def _full_backward(
+    h: Tensor, head: Head, y: Tensor, sampling: Sampling, c: Tensor, g: Tensor, sink: Sink
+) -> Tensor:
+    """The gradient [c (e_y - p) - g p (log p + entropy)] slope / temperature, element by element."""
+    raw = head.logits(h)
+    p = restrict(raw, sampling, y).softmax(dim=-1, dtype=torch.float32)
+    entropy = torch.special.entr(p).sum(dim=-1, keepdim=True)
+    dz = g * (torch.special.entr(p) - p * entropy) - c * p
+    dz = (dz.scatter_add_(-1, y[:, None], c) * head.slope(raw) / sampling.temperature).to(h.dtype)
+    if sink.weight is not None:
+        sink.weight(dz.t() @ h)
+    if sink.bias is not None:
+        sink.bias(dz.float().sum(dim=0))
+    return (dz @ head.weight).float()
 
 
 class _Score(torch.autograd.Function):
     """`score` with a gradient by hidden, weight and bias, each computed in chunks."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, bias, target, sampling, dtype):  # noqa: ANN001, ANN205
-        head = Head(weight.to(dtype), None if bias is None else bias.to(dtype))
-        ctx.save_for_backward(hidden, weight, target, *(() if bias is None else (bias,)))
-        ctx.sampling, ctx.dtype = sampling, dtype
+    def forward(ctx, hidden, weight, bias, target, sampling, head):  # noqa: ANN001, ANN205
+        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.sampling, ctx.head = sampling, head
         return score(hidden, head, target, sampling)
 
     @staticmethod
     def backward(ctx, grad_logp, grad_entropy):  # noqa: ANN001, ANN205
-        hidden, weight, target, *rest = ctx.saved_tensors
-        bias = rest[0] if rest else None
-        head = Head(weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype))
+        hidden, weight, bias, target = ctx.saved_tensors
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        no_entropy = grad_entropy is None or not bool((grad_entropy != 0).any())
-        dh = score_backward(
-            hidden,
-            head,
-            target,
-            ctx.sampling,
-            grad_logp,
-            None if no_entropy else grad_entropy,
-            None if dw is None else dw.add_,
-            None if db is None else db.add_,
-        )
+        sink = Sink(None if dw is None else dw.add_, None if db is None else db.add_)
+        entropy = grad_entropy if bool((grad_entropy != 0).any()) else None
+        dh = score_backward(hidden, ctx.head, target, ctx.sampling, grad_logp, entropy, sink)
         return dh.to(hidden.dtype), dw, db, None, None, None
 
 
 def differentiable_score(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    sampling: Sampling,
-    dtype: torch.dtype,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, sampling: Sampling, head: Head
 ) -> tuple[Tensor, Tensor]:
-    """`score` under autograd: log-probability [M] and entropy [M], product computed in `dtype`."""
-    logp, entropy = _Score.apply(hidden, weight, bias, target, sampling, dtype)
+    """`score` under autograd: log-probability [M] and entropy [M].
+
+    `weight` and `bias` are the parameters that take the gradient; `head` holds them in the compute dtype.
+    """
+    logp, entropy = _Score.apply(hidden, weight, bias, target, sampling, head)
     return logp, entropy

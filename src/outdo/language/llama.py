@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outdo.language.flat import FlatParameters
 from outdo.language.attention import Layout
+from outdo.language.flat import FlatParameters
 from outdo.language.packing import Packed
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
@@ -236,7 +236,10 @@ class LlamaDecoder:
         return grad + rms_norm_backward(kept.x, w.norm1, self.eps, dh.float(), g.norm1)
 
     def _head_norm_backward(self, w: Block, g: Block, normed: Tensor, grad: Tensor) -> Tensor:
-        assert w.q_norm is not None and w.k_norm is not None and g.q_norm is not None and g.k_norm is not None
+        assert w.q_norm is not None
+        assert w.k_norm is not None
+        assert g.q_norm is not None
+        assert g.k_norm is not None
         raw = self._raw_qkv(w, normed)
         sizes = (self.heads, self.kv_heads, self.kv_heads)
         (q, k, _), (dq, dk, dv) = raw.split(sizes, dim=1), grad.split(sizes, dim=1)
@@ -254,7 +257,7 @@ def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis; computed in float32, given in `dtype`."""
+    """Root-mean-square norm x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32, given in `dtype`."""
     scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
     return (x * scale).mul_(weight).to(dtype)
 

@@ -17,8 +17,14 @@ from typing import Any
 import torch
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-    from transformers import PreTrainedTokenizerFast
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
 except ImportError as error:
     raise ImportError("language models need transformers: pip install 'outdo[language]'") from error
 
@@ -88,6 +94,8 @@ def _load_folder(where: str, source: str) -> Loaded:
     folder = Path(where)
     if folder.is_dir():
         _check_folder(folder)
+    if (folder / "adapter_config.json").is_file():
+        return _load_adapter(folder, source)
     try:
         config = AutoConfig.from_pretrained(where)
         tokenizer = AutoTokenizer.from_pretrained(where)
@@ -104,6 +112,20 @@ def _load_folder(where: str, source: str) -> Loaded:
         )
         raise ModelError(f"cannot load the model {source!r}{hint}: {error}") from error
     return Loaded(model, tokenizer, source)
+
+
+def _load_adapter(folder: Path, source: str) -> Loaded:
+    """A trained LoRA adapter on its base model; it goes on being trained."""
+    try:
+        from peft import PeftConfig, PeftModel
+    except ImportError as error:
+        raise ImportError(
+            f"{folder} is a LoRA adapter, which needs peft: pip install 'outdo[lora]'"
+        ) from error
+    base = load(str(PeftConfig.from_pretrained(str(folder)).base_model_name_or_path))
+    return Loaded(
+        PeftModel.from_pretrained(base.model, str(folder), is_trainable=True), base.tokenizer, source
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -165,11 +187,10 @@ def _load_gguf(file: Path) -> tuple[Any, Any]:
     except Exception as error:
         raise ModelError(f"cannot read the GGUF file {file}: {error}") from error
     # What marks the model as quantised would forbid saving the dequantised weights.
-    model.hf_quantizer = None
-    model.quantization_method = None
-    model.is_quantized = False
+    for name, value in (("hf_quantizer", None), ("quantization_method", None), ("is_quantized", False)):
+        setattr(model, name, value)
     if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+        delattr(model.config, "quantization_config")
     return model, tokenizer
 
 

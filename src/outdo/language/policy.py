@@ -6,10 +6,11 @@ Axes: B rows, T completion tokens, M scored tokens of a piece, D hidden units.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,15 +21,15 @@ from outdo.core.protocols import Evaluation
 from outdo.language.engine import LlamaDecoding, TransformersDecoding, check_prompts, generate
 from outdo.language.flat import FlatParameters
 from outdo.language.forward import fast_forward, padded_forward, padded_rows
-from outdo.language.head import Head, differentiable_score, score
+from outdo.language.head import Head, differentiable_score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
 from outdo.language.load import Loaded, ModelError, load
 from outdo.language.memory import keep_freed_pages
-from outdo.language.packing import pack
+from outdo.language.packing import Packed, pack
+from outdo.language.placement import Precision, choose_device, compute_dtype
 from outdo.language.sampling import Completion, Sampling, TextObs
 
-Precision = Literal["auto", "float32", "bfloat16"]
-FAST_TOLERANCE = 1e-3
+SAME_LOGITS = 1e-3
 """Largest difference of a logit, relative to their spread, at which two ways of computing them count as one."""
 
 
@@ -39,30 +40,6 @@ class Lora:
     rank: int = 16
     alpha: float = 32.0
     targets: tuple[str, ...] | str = "all-linear"
-
-
-def compute_dtype(precision: Precision, device: torch.device, width: int) -> torch.dtype:
-    """The dtype of matrix products: `auto` is bfloat16 where it is faster: AMX or a GPU that has it, and not tiny."""
-    if precision != "auto":
-        return torch.float32 if precision == "float32" else torch.bfloat16
-    if width < 256:
-        return torch.float32
-    has = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if has else torch.float32
-
-
-def choose_device(device: str) -> torch.device:
-    """`auto` is the first GPU, else the CPU. Raises ValueError for a device this machine does not have."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(
-            f"device {device!r} cannot be used here: {str(error).splitlines()[0]}; try 'cpu'"
-        ) from error
-    return chosen
 
 
 class CausalPolicy:
@@ -97,14 +74,20 @@ class CausalPolicy:
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
-        self.lora = lora
         self.flat: FlatParameters | None = None
         self.decoder: LlamaDecoder | None = None
+        self.slow_because: str | None = "adapters"
+        self._adapters: dict[str, Tensor] | None = None  # a reference's own, where the base is shared
         if lora is not None:
-            self.model = _with_adapters(self.model, lora)
-        else:
+            if hasattr(self.model, "peft_config"):
+                raise ModelError(
+                    f"{loaded.source!r} is an adapter already: leave policy.lora out to go on training it"
+                )
+            self.model = _with_adapters(self.model, lora, loaded.source)
+        self.adapted = hasattr(self.model, "peft_config")
+        if not self.adapted:
             self._lay_out(fast)
-        self._check_head()
+        self._check_paths()
 
     @classmethod
     def load_from(cls, path: str, *, seed: int = 0, **settings: Any) -> CausalPolicy:
@@ -122,7 +105,7 @@ class CausalPolicy:
     @property
     def base(self) -> Any:
         """The transformers model, without peft around it."""
-        return self.model.get_base_model() if self.lora is not None else self.model
+        return self.model.get_base_model() if self.adapted else self.model
 
     @property
     def _autocast(self) -> torch.dtype | None:
@@ -133,41 +116,39 @@ class CausalPolicy:
         return head.weight, getattr(head, "bias", None)
 
     def _head(self) -> Head:
-        weight, bias = self._head_parameters()
         if self.decoder is not None:
             assert self.flat is not None
             return Head(self.flat.weight(self._head_name))
-        return Head(weight.detach().to(self.dtype), None if bias is None else bias.detach().to(self.dtype))
+        weight, bias = (None if p is None else p.detach().to(self.dtype) for p in self._head_parameters())
+        assert weight is not None
+        return Head(weight, bias, *_bend(self.base.config.get_text_config()))
 
     @property
     def _head_name(self) -> str:
-        return "model.embed_tokens.weight" if self.model.config.tie_word_embeddings else "lm_head.weight"
+        return "model.embed_tokens.weight" if self.base.config.tie_word_embeddings else "lm_head.weight"
 
     @torch.no_grad()
-    def _check_head(self) -> None:
-        """Compare this class's logits with the model's own on a few tokens; refuse, or leave the fast path."""
+    def _check_paths(self) -> None:
+        """Compare the logits of this class with the model's own on a few tokens; refuse, or leave the fast path."""
         size = self.base.get_input_embeddings().weight.shape[0]
         ids = (torch.arange(8, device=self.device) * 7919) % size
         expected = self.base(input_ids=ids[None]).logits[0].float()
-        spread = expected.std() + 1e-12
+        tolerance = SAME_LOGITS * (expected.std() + 1e-12)
         weight, bias = self._head_parameters()
+        head = Head(weight, bias, *_bend(self.base.config.get_text_config()))
         body = self.base.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
-        if (Head(weight, bias).logits(body) - expected).abs().max() > FAST_TOLERANCE * spread:
+        if (head.logits(body) - expected).abs().max() > tolerance:
             raise ModelError(
-                f"the head of {self.source!r} is not a plain linear layer (soft-capped or scaled logits): its "
+                f"the head of {self.source!r} does more than a linear layer with scaled or soft-capped logits: its "
                 "log-probabilities cannot be computed in chunks, so outdo does not train it"
             )
-        if self.decoder is None:
+        if self.decoder is None or self.flat is None:
             return
-        exact = self.flat if self.dtype == torch.float32 else None
-        if exact is None:
-            decoder = LlamaDecoder(self.model, self.flat.in_float32())  # type: ignore[union-attr]
-        else:
-            decoder = self.decoder
         none = torch.zeros(1, dtype=torch.long)
         packed = pack([tuple(ids.tolist())], none[:, None], none).to(self.device)
+        decoder = LlamaDecoder(self.model, self.flat.in_float32())
         hidden = decoder.final_norm(decoder.forward(packed)[0])
-        if (Head(weight, bias).logits(hidden) - expected).abs().max() > FAST_TOLERANCE * spread:
+        if (head.logits(hidden) - expected).abs().max() > tolerance:
             self.decoder, self.slow_because = (
                 None,
                 "its forward pass differs from transformers' on this model",
@@ -208,7 +189,7 @@ class CausalPolicy:
     ) -> list[list[Completion]]:
         """`copies` completions of each prompt; copy j of prompt i draws from the stream `(*streams[i], j)`.
 
-        Raises `PromptTooLong` with the prompt's index.
+        Raises `PromptTooLongError` with the prompt's index.
         """
         return generate(
             self._decoding, self._head(), prompts, copies, sampling, streams, self.stop_tokens, self.context
@@ -236,17 +217,16 @@ class CausalPolicy:
         if self.decoder is not None:
             logp, h, hidden = fast_forward(self.decoder, self._head_name, piece, sampling, entropy=entropy)
         else:
-            hidden = padded_forward(
-                self.base.get_decoder(), obs.prompts, batch.action, lengths, piece, self._autocast
-            )
-            logp, h = differentiable_score(
-                hidden, *self._head_parameters(), piece.target, sampling, self.dtype
-            )
+            with self._own_adapters():
+                hidden = self._padded(obs.prompts, batch.action, lengths, piece)
+            weight, bias = self._head_parameters()
+            logp, h = differentiable_score(hidden, weight, bias, piece.target, sampling, self._head())
         h = h if entropy else h.detach()
         value = None if self.value_head is None else self.value_head(hidden.float()).squeeze(-1)
         shape = batch.logp.shape
-        spread = [_spread(x, piece.row, piece.step, shape) for x in (logp, h)]
-        return Evaluation(*spread, None if value is None else _spread(value, piece.row, piece.step, shape))
+        spread = [None if x is None else _spread(x, piece.row, piece.step, shape) for x in (logp, h, value)]
+        assert spread[0] is not None
+        return Evaluation(spread[0], spread[1], spread[2])
 
     @torch.no_grad()
     def final_value(self, batch: Batch) -> Tensor:
@@ -260,11 +240,28 @@ class CausalPolicy:
         if self.decoder is not None:
             hidden = self.decoder.final_norm(self.decoder.forward(piece)[0])[piece.scored]
         else:
-            hidden = padded_forward(
-                self.base.get_decoder(), batch.obs.prompts, longer, lengths, piece, self._autocast
-            )
+            hidden = self._padded(batch.obs.prompts, longer, lengths, piece)
         last = piece.step == (lengths - 1).to(self.device)[piece.row]
         return self.value_head(hidden[last].float()).squeeze(-1).cpu()
+
+    def _padded(
+        self, prompts: Sequence[tuple[int, ...]], action: Tensor, lengths: Tensor, piece: Packed
+    ) -> Tensor:
+        return padded_forward(self.base.get_decoder(), prompts, action, lengths, piece, self._autocast)
+
+    @contextmanager
+    def _own_adapters(self) -> Generator[None]:
+        """Puts a reference's adapters in the place of the trained ones, and those back."""
+        mine = self._adapters or {}
+        shared = dict(self.model.named_parameters()) if mine else {}
+        trained = {name: shared[name].data for name in mine}
+        try:
+            for name, data in mine.items():
+                shared[name].data = data
+            yield
+        finally:
+            for name, data in trained.items():
+                shared[name].data = data
 
     def _check_lengths(self, obs: TextObs, lengths: Tensor) -> None:
         check_prompts(obs.prompts, self.context)
@@ -308,9 +305,17 @@ class CausalPolicy:
             self.flat.refresh()
 
     def reference(self) -> CausalPolicy:
-        """A frozen copy of the policy as it is now: in the compute dtype on the fast path, in full otherwise."""
+        """A frozen copy of the policy as it is now.
+
+        The fast path copies the weights in the compute dtype, LoRA its adapters (as they are now: the bare base
+        is another policy), and any other model is copied in full.
+        """
         frozen = copy.copy(self)
-        if self.decoder is not None and self.flat is not None:
+        if self.adapted:
+            frozen._adapters = {
+                n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad
+            }
+        elif self.decoder is not None and self.flat is not None:
             frozen.flat = self.flat.frozen()
             frozen.decoder = LlamaDecoder(self.model, frozen.flat)
         else:
@@ -340,7 +345,7 @@ class CausalPolicy:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Copy weights that `save` wrote into this policy."""
-        if self.lora is not None:
+        if self.adapted:
             from peft import set_peft_model_state_dict
 
             set_peft_model_state_dict(self.model, load_file(folder / "adapter_model.safetensors"))
@@ -359,21 +364,31 @@ class CausalPolicy:
         self.updated()
 
 
-def _with_adapters(model: Any, lora: Lora) -> Any:
+def _bend(config: Any) -> tuple[float, float | None]:
+    """Scale and soft cap of the logits, by the names transformers' configurations use."""
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(
+        config, "final_logit_softcapping", None
+    )
+
+
+def _with_adapters(model: Any, lora: Lora, source: str) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise ImportError("LoRA needs peft: pip install 'outdo[lora]'") from error
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0)  # type: ignore[arg-type]
-    return get_peft_model(model, config).eval()
+    adapted = get_peft_model(model, config).eval()
+    adapted.peft_config["default"].base_model_name_or_path = source
+    return adapted
 
 
 def _stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends an answer: the tokenizer's EOS and those of the generation configuration."""
+    """Tokens that end an answer: the tokenizer's EOS first, then those of the generation configuration."""
     listed = model.generation_config.eos_token_id if model.generation_config is not None else None
     several = listed if isinstance(listed, list) else [listed]
-    return tuple(sorted({token for token in [tokenizer.eos_token_id, *several] if token is not None}))
+    return tuple(dict.fromkeys(token for token in [tokenizer.eos_token_id, *several] if token is not None))
 
 
 def _spread(values: Tensor, row: Tensor, step: Tensor, shape: torch.Size) -> Tensor:

@@ -1,4 +1,4 @@
-"""What sampling from a language model is: settings, stop reasons, completions and the observation they answer."""
+"""Sampling from a language model: settings, stop reasons, completions and the observation they answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class TextObs:
-    """The observation of a language batch: one prompt (token ids) per row, and the sampling that answered it."""
+    """The observation of a language batch: a prompt (token ids) per row, and the sampling that answered it."""
 
     prompts: tuple[tuple[int, ...], ...]
     sampling: Sampling
