@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,7 @@ def test_sample_answers(run):
 
 def test_lists(run):
     assert "arithmetic" in call("recipes")
+    assert tomllib.loads(call("recipes", "copy"))["policy"]["path"] == "tiny"
     assert set(json.loads(call("recipes", "--json"))) >= {"arithmetic", "copy"}
     listed = json.loads(call("algorithms", "--json"))
     assert set(listed) == set(PRESETS)
@@ -170,6 +172,22 @@ def test_python_does_what_the_command_does(run, tmp_path):
     assert result.finished
     final = "checkpoints/step-000004/policy/model.safetensors"
     assert (tmp_path / "run" / final).read_bytes() == (run / final).read_bytes()
+
+
+def test_a_finished_run_goes_on_with_more_steps_and_its_own_reference(tmp_path):
+    overrides = {
+        "sft.steps": 40,
+        "rl.steps": 4,
+        "evaluation": None,
+        "rl.algorithm.kl.coefficient": 0.5,
+    }
+    outdo.train("copy", overrides, out=tmp_path / "whole")
+    outdo.train("copy", {**overrides, "rl.steps": 2}, out=tmp_path / "parts")
+    outdo.train("copy", overrides, out=tmp_path / "parts", resume=True)
+    final = "checkpoints/step-000044/policy/model.safetensors"
+    assert (tmp_path / "parts" / final).read_bytes() == (tmp_path / "whole" / final).read_bytes()
+    last = [read_metrics(tmp_path / name)[-1]["kl_reference"] for name in ("whole", "parts")]
+    assert last[0] == last[1] > 0
 
 
 def test_a_new_folder_is_chosen_where_none_is_given(tmp_path, monkeypatch):

@@ -189,11 +189,20 @@ def sample(
 
 
 @app.command()
-def recipes(as_json: AsJson = False, debug: Debug = False) -> None:
-    """List the recipes that ship with outdo."""
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(help="Print this one as TOML, to begin one of your own.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """List the recipes that ship with outdo, or print one."""
     with _mistakes(debug):
-        from outdo.recipe import shipped
+        from outdo.recipe import recipe_text, shipped
 
+        if name is not None:
+            print(recipe_text(name)[0], end="")
+            return
         if as_json:
             print(json.dumps(shipped()))
             return

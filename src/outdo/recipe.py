@@ -41,7 +41,7 @@ def read(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Reci
     A stage is addressed by its name, which is its kind unless it has one of its own: `rl.steps`. Raises
     RecipeError naming the key, and the nearest known one.
     """
-    text, where = _text(source)
+    text, where = recipe_text(source)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -51,8 +51,8 @@ def read(source: str | Path, overrides: Mapping[str, Any] | None = None) -> Reci
     return validate(table, where)
 
 
-def _text(source: str | Path) -> tuple[str, str]:
-    """The recipe's text and how to call it in messages."""
+def recipe_text(source: str | Path) -> tuple[str, str]:
+    """A recipe as it is written, and how to call it in messages; RecipeError where there is none."""
     name = str(source)
     if name in shipped():
         return (resources.files("outdo.recipes") / f"{name}.toml").read_text(), f"recipe {name}"

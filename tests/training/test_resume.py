@@ -130,6 +130,42 @@ def test_resume_is_bitwise_wherever_it_stopped(at, whole, tmp_path):
     )
 
 
+class Signalling(ChancyTask):
+    """Ctrl-C while a given batch is collected."""
+
+    at = 0
+
+    def collect(self, policy, step):
+        if step == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return super().collect(policy, step)
+
+
+@pytest.mark.parametrize("at", range(9))
+def test_a_run_stopped_by_a_signal_goes_on_as_if_nothing_had_been(at, whole, tmp_path):
+    stages = plan()
+    stopped, step = (0, at) if at < 4 else (1, at - 4)
+    signalling = Signalling()
+    signalling.at = step
+    stages[stopped] = replace(stages[stopped], environment=signalling)
+    settings = replace(SETTINGS, checkpoint_every=3)
+    folder = tmp_path / "parts"
+    result = train(TablePolicy(), stages, folder, evaluator=accuracy, settings=settings)
+    assert (result.finished, result.steps, result.interrupted_by) == (False, at + 1, "SIGINT")
+    assert train(TablePolicy(), plan(), folder, evaluator=accuracy, settings=settings, resume=True).finished
+    assert_same_run(whole, folder)
+    best = [(place / "checkpoints" / "best").resolve().name for place in (whole, folder)]
+    assert best[0] == best[1]
+
+
+def test_a_signal_at_the_last_update_finishes_the_run(tmp_path):
+    stages = plan()
+    signalling = Signalling()
+    signalling.at = 5
+    stages[1] = replace(stages[1], environment=signalling)
+    assert train(TablePolicy(), stages, tmp_path / "run", evaluator=accuracy, settings=SETTINGS).finished
+
+
 def test_resume_cuts_logs_back_to_the_checkpoint(whole, tmp_path):
     settings = replace(SETTINGS, checkpoint_every=3)
     stages = plan()

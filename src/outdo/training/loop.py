@@ -127,7 +127,8 @@ class Run:
         self.display.stage(stage.name, stage.steps, position.step)
         if stage.algorithm.is_surrogate and position.step < stage.steps:
             self.display.say(f"{stage.name}: {SURROGATE_NOTE}")
-        self._evaluate_if_due()
+        if self._evaluate_if_due():  # a signal had come between this checkpoint and its evaluation
+            checkpoint.point_best(self.record.checkpoints, position.total)
         while position.step < stage.steps:
             self._update(updater)
             if interrupt.received is not None and not (position.step == stage.steps and self._last):
@@ -234,10 +235,12 @@ class Run:
         }
         folder = self.record.checkpoints
         target = checkpoint.step_folder(folder, position.total)
+        start = time.perf_counter()
         checkpoint.save(target, self.policy, {} if over else moments(self.policy, optimiser), state)
         if position.best_step == position.total:
             checkpoint.point_best(folder, position.total)
         checkpoint.prune(folder, self.settings.keep, position.best_step)
+        self.display.say(f"saved {target} in {time.perf_counter() - start:.1f} s")
 
     def _result(self, interrupted_by: str | None) -> Result:
         position = self.position
@@ -274,9 +277,10 @@ def train(
     """Run `stages` on `policy`, leaving all in `folder`; with `resume`, go on from its last checkpoint.
 
     A resumed run is bitwise the run that was never stopped: weights, moments, random streams, data position
-    and logs (but for names that begin with `time/`). Raises ValueError for an algorithm that cannot run as
-    configured, FileExistsError where `folder` already holds a run and `resume` is False, NonFiniteError
-    naming the rows, and CheckpointError where a checkpoint cannot be written or none of those there is whole.
+    and logs (but for names that begin with `time/`). SIGINT and SIGTERM end the run after the update that is
+    on, with a checkpoint. Raises ValueError where a batch lacks what the algorithm needs, FileExistsError
+    where `folder` already holds a run and `resume` is False, NonFiniteError naming the rows, and
+    CheckpointError where a checkpoint cannot be written or none of those there is whole.
     """
     if not stages:
         raise ValueError("a run needs at least one stage")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Generator, Tensor
@@ -74,6 +74,19 @@ def score(policy: Policy, batch: Batch, budget: int) -> Tensor:
         for rows in policy.micro_batches(batch, budget):
             logp[rows.to(logp.device)] = policy.evaluate(batch.select(rows)).logp.to(logp)
     return logp
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`, but for `obs` and `action`, which belong to the policy."""
+    if batch.logp.device == device:
+        return batch
+    tensors = {item.name: getattr(batch, item.name) for item in fields(batch)}
+    moved = {
+        name: value.to(device)
+        for name, value in tensors.items()
+        if isinstance(value, Tensor) and name not in ("obs", "action")
+    }
+    return batch.with_(**moved)
 
 
 def minibatches(rows: int, count: int, order: Generator) -> Iterator[Tensor]:
@@ -160,17 +173,19 @@ class Updater:
         figures = Figures()
         counts = self.algorithm.counts(minibatch)
         working = minibatch.select(rows_with_gradient(self.algorithm, minibatch))
-        total = torch.zeros(())
+        losses = [torch.zeros(())]
         pieces = self.policy.micro_batches(working, self.micro_batch_tokens) if len(working) else []
         for rows in pieces:
             loss = self._loss(working.select(rows), counts)
             loss.total.backward()
-            total = total + loss.total.detach().cpu()
+            losses.append(loss.total.detach())
             figures.add(loss.metrics, loss.maxima)
-        return figures, float(total), float(gradient_norm(self._parameters()))
+        total = float(torch.stack([loss.to(losses[-1].device) for loss in losses]).sum())
+        return figures, total, float(gradient_norm(self._parameters()))
 
     def _loss(self, piece: Batch, counts: Counts) -> Loss:
         evaluation: Evaluation = self.policy.evaluate(piece, entropy=self.algorithm.needs_entropy)
+        piece = on_device(piece, evaluation.logp.device)
         if piece.old_logp is None:
             piece = piece.with_(old_logp=evaluation.logp.detach())
         return self.algorithm.loss(piece, evaluation, counts)
