@@ -110,15 +110,17 @@ def test_the_whole_loss_equals_a_plain_reference():
     evaluation = evaluation_of(batch)
     total, n = 0.0, int(batch.valid.sum())
     for i, t in batch.valid.nonzero().tolist():
-        logp, old, a = (float(x[i, t]) for x in (evaluation.logp, batch.old_logp, batch.advantage))
+        logp, old, a = (float(x[i, t].detach()) for x in (evaluation.logp, batch.old_logp, batch.advantage))
         rho = math.exp(logp - old)
         surrogate = min(rho * a, min(max(rho, 0.9), 1.1) * a) * min(
             math.exp(old - float(batch.logp[i, t])), 1.02
         )
         r = math.exp(float(batch.ref_logp[i, t]) - logp)
-        v, v_old, goal = (float(x[i, t]) for x in (evaluation.value, batch.value, batch.target))
+        v, v_old, goal = (float(x[i, t].detach()) for x in (evaluation.value, batch.value, batch.target))
         near = v_old + min(max(v - v_old, -0.2), 0.2)
-        total += -surrogate + 0.3 * rho * (r - 1 - math.log(r)) - 0.05 * float(evaluation.entropy[i, t])
+        total += (
+            -surrogate + 0.3 * rho * (r - 1 - math.log(r)) - 0.05 * float(evaluation.entropy[i, t].detach())
+        )
         total += 0.7 * max((v - goal) ** 2, (near - goal) ** 2)
     loss = EVERYTHING.loss(batch, evaluation, EVERYTHING.counts(batch))
     assert loss.total.item() == pytest.approx(total / n)
