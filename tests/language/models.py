@@ -61,7 +61,9 @@ FAST = {
 }
 GENERAL = {
     "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=97, n_positions=64, eos_token_id=2, bos_token_id=1)
+        GPT2Config(
+            n_embd=64, n_layer=2, n_head=4, vocab_size=97, n_positions=64, eos_token_id=2, bos_token_id=1
+        )
     ),
     "gemma2-softcap": lambda: Gemma2ForCausalLM(
         Gemma2Config(**SHAPE, head_dim=16, final_logit_softcapping=3.0, sliding_window=64)
@@ -88,7 +90,11 @@ def policy_of(model: Any, **settings: Any) -> CausalPolicy:
 
 
 def random_batch(
-    sampling: Sampling | None = None, *, vocabulary: int = 97, lengths: tuple[int, ...] = (3, 1, 6, 7), seed: int = 0
+    sampling: Sampling | None = None,
+    *,
+    vocabulary: int = 97,
+    lengths: tuple[int, ...] = (3, 1, 6, 7),
+    seed: int = 0,
 ) -> Batch:
     """Rows of three different prompts, two of which are shared, with completions of the given lengths."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,7 +122,8 @@ def reference_logp(model: Any, batch: Batch, temperature: float = 1.0) -> torch.
     for i, prompt in enumerate(batch.obs.prompts):
         answer = batch.action[i, : int(batch.lengths[i])]
         ids = torch.cat((torch.tensor(prompt), answer))
-        log_p = (model(input_ids=ids[None]).logits[0] / temperature).log_softmax(dim=-1)
+        logits = model(input_ids=ids[None]).logits[0].to(out.dtype)
+        log_p = (logits / temperature).log_softmax(dim=-1)
         at = torch.arange(len(answer))
         out[i, : len(answer)] = log_p[len(prompt) - 1 + at, answer]
     return out

@@ -131,6 +131,19 @@ def test_masks_come_from_lengths_where_pad_is_eos() -> None:
 
 
 @pytest.mark.parametrize("fast", [True, False])
+def test_eos_in_a_prompt_is_trained_where_pad_is_eos(fast: bool) -> None:
+    model = build("llama")
+    exact = copy.deepcopy(model).double()
+    assert exact.get_input_embeddings().padding_idx == 2
+    policy, batch = policy_of(model, fast=fast), random_batch(lengths=(2, 2))
+    batch = batch.with_(obs=TextObs(((5, 2, 6), (2, 7)), Sampling()))
+    policy.evaluate(batch).logp.sum().backward()
+    exact.get_input_embeddings().padding_idx = None
+    reference_logp(exact, batch).sum().backward()
+    assert relative(gradients(policy), {n: p.grad for n, p in exact.named_parameters()}) < 1e-5
+
+
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("budget", [1, 12, 1000])
 def test_micro_batches_cover_every_row_once_and_add_up(fast: bool, budget: int) -> None:
     batch = random_batch(lengths=(1, 2, 7, 10))

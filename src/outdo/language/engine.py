@@ -7,6 +7,7 @@ in the batch does not change what a row samples.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import DynamicCache
 
 from outdo.language.head import Head, restrict
 from outdo.language.llama import LlamaDecoder
@@ -226,18 +228,21 @@ class TransformersDecoding:
 
     def __init__(self, body: Any, pad: int, autocast: torch.dtype | None) -> None:
         self.body, self.pad, self.autocast = body, pad, autocast
+        self.cache = DynamicCache(config=body.config)
+        # transformers 5.24 renamed the argument.
+        self.argument = (
+            "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
+        )
 
-    def _forward(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        given = {
+            "attention_mask": self.mask,
+            "position_ids": positions,
+            self.argument: self.cache,
+            "use_cache": True,
+        }
         with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
-            output = self.body(
-                input_ids=ids,
-                attention_mask=self.mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-            )
-        self.cache = output.past_key_values
-        return output.last_hidden_state[:, -1]
+            return self.body(input_ids=ids, **given).last_hidden_state[:, -1]
 
     def prefill(self, prompts: Sequence[tuple[int, ...]], rows: Tensor, room: int) -> Tensor:
         """Left-padded forward pass over the distinct prompts, its cache repeated to the rows."""
@@ -250,14 +255,14 @@ class TransformersDecoding:
             mask[i, longest - len(prompt) :] = 1
         self.mask = mask.to(device)
         positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        hidden = self._forward(ids.to(device), positions, None)
+        hidden = self._forward(ids.to(device), positions)
         self.keep(rows)
         return hidden[rows.to(device)]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row."""
         self.mask = F.pad(self.mask, (0, 1), value=1)
-        return self._forward(tokens[:, None], self.mask.sum(dim=1, keepdim=True) - 1, self.cache)
+        return self._forward(tokens[:, None], self.mask.sum(dim=1, keepdim=True) - 1)
 
     def keep(self, rows: Tensor) -> None:
         """Select rows of the library's cache (prompts repeat when rows repeat)."""

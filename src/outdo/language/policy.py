@@ -65,6 +65,8 @@ class CausalPolicy:
         if self.device.type == "cpu":
             keep_freed_pages()
         self.model: Any = loaded.model.to(self.device).eval()
+        # Where pad = eos, torch would drop the gradient of every real eos in the input: padding is known by lengths.
+        self.model.get_input_embeddings().padding_idx = None
         config = self.model.config.get_text_config()
         self.dtype = compute_dtype(precision, self.device, config.hidden_size)
         self.context: int = getattr(config, "max_position_embeddings", None) or 1 << 30
