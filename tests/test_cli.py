@@ -129,6 +129,55 @@ def test_mistakes_end_with_code_2_and_one_message(arguments, message, tmp_path, 
     assert list(tmp_path.iterdir()) == []  # nothing is left of a run that never began
 
 
+GOOD = '{"question": "copy: a", "answer": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (GOOD * 2 + "\n" + GOOD, [], "line 3: empty line"),
+        (GOOD + "{broken\n", [], "line 2"),
+        (GOOD, ["task.prompt=questoin"], "did you mean 'question'"),
+        (GOOD, ["task.answer=anser"], "did you mean 'answer'"),
+        (None, [], "no such file"),
+    ],
+)
+def test_mistakes_in_a_file_name_the_line(text, overrides, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / "data.jsonl").write_text(text)
+    task = ["task.kind=file", "task.path=data.jsonl", "task.prompt=question"]
+    assert message in call("train", "copy", *QUICK, *task, *overrides, code=2)
+    assert not (tmp_path / "runs").exists()
+
+
+def raising(completions, **columns):
+    """A reward that always fails."""
+    raise ZeroDivisionError("on purpose")
+
+
+def test_a_reward_that_raises_stops_the_run_with_its_name(tmp_path):
+    broken = ["reward.correct.function=test_cli:raising", "evaluation=off", "--out", str(tmp_path / "run")]
+    errors = call("train", "copy", "sft.steps=1", "rl.steps=1", *broken, code=2)
+    assert "correct" in errors
+    assert "on purpose" in errors
+
+
+def test_a_fault_of_the_program_shows_its_traceback(monkeypatch):
+    def fault(*arguments, **settings):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("outdo.run.build", fault)
+    assert isinstance(CliRunner().invoke(app, ["train", "copy"]).exception, RuntimeError)
+
+
+def test_trackers_are_named_in_the_recipe(tmp_path):
+    pytest.importorskip("tensorboard")
+    tracker = 'tracker=[{kind = "tensorboard"}]'
+    call("train", "copy", *QUICK, tracker, "evaluation=off", "--out", str(tmp_path / "run"))
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
 def test_debug_shows_the_traceback():
     result = CliRunner().invoke(app, ["train", "copi", "--debug"])
     assert isinstance(result.exception, ValueError)

@@ -36,11 +36,14 @@ Step = Annotated[
 
 @contextmanager
 def _mistakes(debug: bool) -> Generator[None]:
-    """Print what a person can mend as one message, leave with code 2; `debug` lets the traceback through."""
+    """Print what a person can mend as one message and leave with code 2; `debug` shows the traceback.
+
+    Of runtime errors only those that outdo raises itself are such; others are faults, and show theirs.
+    """
     try:
         yield
     except (ValueError, OSError, ImportError, RuntimeError) as error:
-        if debug:
+        if debug or (isinstance(error, RuntimeError) and not type(error).__module__.startswith("outdo.")):
             raise
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error

@@ -63,6 +63,24 @@ def test_with_learning_rate_0_every_ratio_stays_1(name, tmp_path):
         assert line["kl_old_k3"] == 0.0
 
 
+class Imprecise(SequenceTask):
+    """A sampler whose log-probabilities are off, as those of a bf16 engine are."""
+
+    def collect(self, policy, step):
+        batch = super().collect(policy, step)
+        return batch.with_(logp=batch.logp + 0.04 * torch.randn(batch.logp.shape))
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_imprecise_sampler_does_not_move_the_first_ratio(epochs, tmp_path):
+    algorithm = algorithm_from({"preset": "dapo", "update": {"epochs": epochs, "minibatches": 1}})
+    one = Stage("rl", Imprecise(), algorithm, 2, OptimiserSettings(learning_rate=0.0))
+    train(TablePolicy(), [one], tmp_path / "run")
+    for line in updates(tmp_path / "run"):
+        assert line["ratio_max"] == 1.0
+        assert 0.02 < line["sampler_gap"] < 0.06  # E|N(0, 0.04)| = 0.032
+
+
 def test_logged_reward_is_the_weighted_total(tmp_path):
     # Weights .7/.3 with terms 1 and 0 in every row: the logged total is .7.
     class Fixed(SequenceTask):

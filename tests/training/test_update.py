@@ -168,6 +168,8 @@ def test_minibatches_are_a_partition_in_an_order_of_their_own():
     assert [len(piece) for piece in pieces] == [3, 3, 2, 2]
     assert sorted(torch.cat(pieces).tolist()) == list(range(10))
     assert torch.cat(pieces).tolist() != list(range(10))
+    again = list(minibatches(10, 4, torch.Generator().manual_seed(3)))
+    assert torch.cat(again).equal(torch.cat(pieces))  # whatever the global stream does
     assert [piece.tolist() for piece in minibatches(3, 1, order)] == [[0, 1, 2]]
     assert len(list(minibatches(2, 8, order))) == 2
 

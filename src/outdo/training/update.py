@@ -154,7 +154,6 @@ class Updater:
                 clipped[f"clip_share/epoch_{epoch + 1}"] = of_epoch.values()["clip_share"]
             if stop:
                 break
-        self._zero()
         return {
             **self._labelled(figures.values()),
             **clipped,
