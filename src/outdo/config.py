@@ -116,8 +116,7 @@ Algorithm = Annotated[
     str | Options,
     Field(
         description="A preset (see `outdo algorithms`), or a table: 'preset' to start from, and what to "
-        "change of "
-        "advantage, objective, kl, update, gamma, value_coefficient, value_clip, entropy_coefficient."
+        "change of advantage, objective, kl, update, gamma, value_coefficient, value_clip, entropy_coefficient."
     ),
 ]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$", description="Its name in logs and overrides.")]
@@ -238,7 +237,6 @@ class Recipe(Section):
         if self.evaluation is not None and self.evaluation.problems > self.task.held_out:
             raise ValueError(
                 f"evaluation.problems = {self.evaluation.problems}, but only task.held_out = "
-                f"{self.task.held_out} "
-                "problems are set aside"
+                f"{self.task.held_out} problems are set aside"
             )
         return self

@@ -47,17 +47,19 @@ def atomic_folder(target: Path) -> Generator[Path]:
         partial.mkdir(parents=True)
         yield partial
         _seal(partial)
+        replaced = target.with_name(f".{target.name}.deleted")
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(replaced)
         partial.rename(target)
         _sync(target.parent)
+        if replaced.exists():
+            shutil.rmtree(replaced)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if not isinstance(error, Exception):
             raise
         raise CheckpointError(
-            f"could not write {target}: {error}. The partial folder was removed and earlier checkpoints are "
-            f"as they "
+            f"could not write {target}: {error}. The partial folder was removed, earlier checkpoints are as they "
             "were. If the disk is full, free space and continue with --resume"
         ) from error
 

@@ -25,8 +25,7 @@ SHOWN: tuple[tuple[str, str, str], ...] = (
 
 SURROGATE_NOTE = (
     "the surrogate loss is about 0 by construction (centred advantages, ratios near 1): it says nothing "
-    "about "
-    "learning. Watch the reward, the gradient norm, the share of groups without signal and the held-out score"
+    "about learning. Watch the reward, the gradient norm, the share of groups without signal and the held-out score"
 )
 """Said at the start of every stage whose loss is a surrogate."""
 

@@ -231,8 +231,6 @@ class Updater:
         where = describe_rows(batch, bad) if bad else "the sum over rows that are finite one by one"
         return NonFiniteError(
             f"the loss or its gradient is not finite in {where}. The optimiser step was not made; {steps} "
-            f"earlier steps "
-            "of this update were. Look at the rewards and log-probabilities of these rows, lower the "
-            "learning rate, "
-            "or resume from the last checkpoint"
+            "earlier steps of this update were. Look at the rewards and log-probabilities of these rows, lower the "
+            "learning rate, or resume from the last checkpoint"
         )
