@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import random
-import resource
+import re
 import statistics
 import subprocess
 import sys
@@ -88,7 +88,8 @@ def turns() -> Iterator[None]:
 
 def report(times: dict[str, float]) -> None:
     """Print one step's seconds and the peak resident memory so far in GiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    status = Path("/proc/self/status").read_text()  # getrusage would count the parent's peak before exec
+    peak = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 2**20  # type: ignore[index]
     print(json.dumps({**times, "peak": peak}), flush=True)
 
 
@@ -137,7 +138,7 @@ def trl_worker(model: str, precision: str) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     rng = random.Random(0)
-    spent = dict.fromkeys(PARTS, 0.0)
+    spent = dict.fromkeys((*PARTS, "collect"), 0.0)
 
     def timed(owner: Any, name: str, part: str) -> None:
         inner: Callable[..., Any] = getattr(owner, name)
@@ -158,11 +159,8 @@ def trl_worker(model: str, precision: str) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if next(self.lines, "over") == "over":
                 os._exit(0)
-            spent.update(dict.fromkeys(PARTS, 0.0))
+            spent.update(dict.fromkeys(spent, 0.0))
             self.start = time.perf_counter()
-
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.clipped = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             spent["step"] = time.perf_counter() - self.start
@@ -196,7 +194,6 @@ def trl_worker(model: str, precision: str) -> None:
             disable_tqdm=True,
         ),
     )
-    spent["collect"] = 0.0
     timed(trainer.model, "generate", "generation")
     timed(trainer, "_generate_and_score_completions", "collect")
     timed(trainer, "training_step", "update")

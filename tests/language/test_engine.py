@@ -35,6 +35,19 @@ def test_greedy_equals_generate_token_for_token(name: str) -> None:
     assert len({tuple(c[0].tokens) for c in done}) > 1
 
 
+def test_prompts_with_a_common_beginning_equal_generate() -> None:
+    policy = policy_of(build("llama"))
+    prompts = [(5, 6, 7, 8, 9), (5, 6, 7, 3), (5, 6, 7), (5, 6, 7, 9, 9, 9, 9)]
+    for prompt, [completion] in zip(prompts, policy.generate(prompts, 1, GREEDY, [(0,)] * 4), strict=True):
+        expected = policy.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=20,
+            do_sample=False,
+        )
+        assert completion.tokens == expected[0, len(prompt) :].tolist()
+
+
 def test_stop_tokens_end_a_row_and_are_part_of_it() -> None:
     policy = policy_of(build("llama"))
     free = policy.generate(PROMPTS, 1, GREEDY, [(0,)] * 4)

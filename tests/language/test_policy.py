@@ -10,6 +10,7 @@ import torch
 from models import FAST, GENERAL, build, policy_of, random_batch, reference_logp
 
 from outdo.language.load import load
+from outdo.language.packing import pack
 from outdo.language.policy import CausalPolicy, Lora
 from outdo.language.sampling import Sampling, TextObs
 
@@ -157,6 +158,25 @@ def test_micro_batches_cover_every_row_once_and_add_up(fast: bool, budget: int) 
     for rows in pieces:
         (split.evaluate(batch.select(rows)).logp * 0.7).sum().backward()
     assert relative(gradients(split), whole) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "prompts", [((5, 6, 7, 8, 9), (5, 6, 7, 3), (5, 6, 7)), ((4, 5, 6, 7, 8), (4,), (4, 9, 9))]
+)
+def test_what_prompts_begin_with_is_computed_once(prompts: tuple[tuple[int, ...], ...]) -> None:
+    """Three rows with different prompts: the tokens they share are the root, the rest is each row's branch."""
+    model = build("qwen3")
+    exact = copy.deepcopy(model).double()
+    policy, batch = policy_of(model), random_batch(lengths=(3, 1, 6))
+    batch = batch.with_(obs=TextObs(prompts, Sampling()))
+    shared = 3 if prompts[0][1] == 6 and prompts[1][1:2] == (6,) else 1
+    piece = pack(prompts, batch.action, batch.lengths)
+    assert len(piece.tokens) == shared + sum(len(p) - shared for p in prompts) + 2 + 0 + 5
+    logp, expected = policy.evaluate(batch).logp, reference_logp(exact, batch)
+    torch.testing.assert_close(logp.double(), expected, rtol=1e-5, atol=1e-5)
+    logp.sum().backward()
+    expected.sum().backward()
+    assert relative(gradients(policy), {n: p.grad for n, p in exact.named_parameters()}) < 1e-5
 
 
 def test_shared_prompts_cost_once() -> None:

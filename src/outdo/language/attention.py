@@ -1,6 +1,7 @@
-"""Attention over a packed piece: prompts attend to themselves, completions to their prompt and themselves.
+"""Attention over a packed piece: roots attend to themselves, branches to their root and themselves.
 
-Axes: N packed tokens, G prompts, R rows, C and P their steps, H query heads, K key/value heads, E head size, L keys.
+Axes: N packed tokens, G roots of P steps, R rows of C branch steps, H query and K key/value heads, E head size,
+L keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DENSE_SCORES = 1 << 25
 
 
 class Part:
-    """One padded part of a piece, its prompts or its completions: where its tokens are and what they may see."""
+    """One padded part of a piece, its roots or its branches: where its tokens are and what they may see."""
 
     def __init__(self, index: Tensor, total: int, mask: Tensor) -> None:
         flat = index.reshape(-1)
@@ -49,18 +50,18 @@ class Layout:
     """Both parts of a piece, and the attention they take part in."""
 
     def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
-        self.heads, self.kv_heads, self.rows = heads, kv_heads, packed.row_prompt
+        self.heads, self.kv_heads, self.rows = heads, kv_heads, packed.row_root
         total, device = len(packed.tokens), packed.tokens.device
-        reach = torch.arange(packed.prompt.shape[1], device=device) < packed.prompt_lengths[:, None]
+        reach = torch.arange(packed.root.shape[1], device=device) < packed.root_lengths[:, None]
         own = [
             torch.ones(n, n, dtype=torch.bool, device=device).tril()
-            for n in (packed.prompt.shape[1], packed.completion.shape[1])
+            for n in (packed.root.shape[1], packed.branch.shape[1])
         ]
-        self.prompts = Part(packed.prompt, total, own[0].expand(1, 1, -1, -1))
-        steps, count = packed.completion.shape[1], len(packed.completion)
+        self.roots = Part(packed.root, total, own[0].expand(1, 1, -1, -1))
+        steps, count = packed.branch.shape[1], len(packed.branch)
         seen = reach[self.rows][:, None].expand(count, steps, -1)
         mask = torch.cat((seen, own[1].expand(count, -1, -1)), dim=2)[:, None]
-        self.completions = Part(packed.completion, total, mask) if steps else None
+        self.branches = Part(packed.branch, total, mask) if steps else None
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
@@ -69,33 +70,31 @@ class Layout:
     def attend(self, qkv: Tensor) -> Tensor:
         """Attention output [N, H * E] of query, key and value [N, H + 2K, E]."""
         out = qkv.new_empty(len(qkv), self.heads, qkv.shape[2])
-        q, k, v = self._split(self.prompts.gather(qkv))
-        self.prompts.scatter(attention(q, k, v, self.prompts), out)
-        if self.completions is not None:
-            q, ck, cv = self._split(self.completions.gather(qkv))
+        q, k, v = self._split(self.roots.gather(qkv))
+        self.roots.scatter(attention(q, k, v, self.roots), out)
+        if self.branches is not None:
+            q, ck, cv = self._split(self.branches.gather(qkv))
             k, v = torch.cat((k[self.rows], ck), dim=2), torch.cat((v[self.rows], cv), dim=2)
-            self.completions.scatter(attention(q, k, v, self.completions), out)
+            self.branches.scatter(attention(q, k, v, self.branches), out)
         return out.flatten(1)
 
     def attend_backward(self, qkv: Tensor, grad: Tensor) -> Tensor:
         """Gradient [N, H + 2K, E] by query, key and value; the attention is recomputed, not stored."""
         grad = grad.view(len(qkv), self.heads, -1)
         out = torch.empty_like(qkv)
-        q, k, v = self._split(self.prompts.gather(qkv))
-        dq, dk, dv = attention_backward(q, k, v, self.prompts, self.prompts.gather_gradient(grad))
-        if self.completions is not None:
-            cq, ck, cv = self._split(self.completions.gather(qkv))
+        q, k, v = self._split(self.roots.gather(qkv))
+        dq, dk, dv = attention_backward(q, k, v, self.roots, self.roots.gather_gradient(grad))
+        if self.branches is not None:
+            cq, ck, cv = self._split(self.branches.gather(qkv))
             keys, values = torch.cat((k[self.rows], ck), dim=2), torch.cat((v[self.rows], cv), dim=2)
             dcq, dkeys, dvalues = attention_backward(
-                cq, keys, values, self.completions, self.completions.gather_gradient(grad)
+                cq, keys, values, self.branches, self.branches.gather_gradient(grad)
             )
             shared = k.shape[2]
             dk = dk.float().index_add_(0, self.rows, dkeys[:, :, :shared].float()).to(dk.dtype)
             dv = dv.float().index_add_(0, self.rows, dvalues[:, :, :shared].float()).to(dv.dtype)
-            self.completions.scatter(
-                torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out
-            )
-        self.prompts.scatter(torch.cat((dq, dk, dv), dim=1), out)
+            self.branches.scatter(torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out)
+        self.roots.scatter(torch.cat((dq, dk, dv), dim=1), out)
         return out
 
 

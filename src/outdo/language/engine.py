@@ -149,7 +149,7 @@ def _uniforms(keys: list[tuple[int, ...]], count: int) -> np.ndarray[Any, np.dty
 
 
 def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Next token [R] and its log-probability [R]: the argmax, or the token whose cumulative slice holds `uniform` [R]."""
+    """Next token [R] and its log-probability [R]: the argmax, or the token whose slice of the mass holds `uniform`."""
     if uniform is None:
         token = logits.argmax(dim=-1)
         return token, torch.zeros_like(token, dtype=torch.float32)
@@ -173,14 +173,12 @@ class LlamaDecoding:
         """Compute each distinct prompt once and copy its keys and values to its rows."""
         d, device = self.decoder, self.decoder.embedding.device
         none = torch.zeros(len(prompts), dtype=torch.long)
-        packed = pack(prompts, none[:, None], none)
-        moved = packed.to(device)
-        x, _, qkvs = d.forward(moved)
-        lengths = packed.prompt_lengths[packed.row_prompt][rows]
+        packed = pack(prompts, none[:, None], none).to(device)
+        x, _, qkvs = d.forward(packed)
+        lengths = torch.tensor([len(prompt) for prompt in prompts])[rows]
         longest = int(lengths.max())
-        starts = packed.prompt[packed.row_prompt, 0][rows]
         slots = torch.arange(longest) - (longest - lengths)[:, None]  # negative before the prompt begins
-        index = (starts[:, None] + slots.clamp(min=0)).to(device)
+        index = packed.whole[rows[:, None], slots.clamp(min=0)]
         shape = (len(qkvs), 2, len(rows), d.kv_heads, longest + room - 1, d.head_size)
         self.cache = torch.empty(shape, dtype=qkvs[0].dtype, device=device)
         for layer, qkv in enumerate(qkvs):
@@ -191,7 +189,7 @@ class LlamaDecoding:
         reach = torch.ones(len(rows), shape[4], dtype=torch.bool, device=device)
         reach[:, :longest] = (slots >= 0).to(device)
         self.mask = reach[:, None, None] if padded else None
-        return d.final_norm(x[(starts + lengths - 1).to(device)])
+        return d.final_norm(x[index[:, -1]])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token per row, writing its key and value into the next slot."""

@@ -86,22 +86,18 @@ def restrict(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> 
     return logits.masked_fill(outside, -torch.inf)
 
 
-def score(
-    hidden: Tensor, head: Head, target: Tensor, sampling: Sampling, *, entropy: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probability [M] of `target` [M] and, if asked, entropy [M] in nats, of the sampled distribution; no graph."""
-    logps: list[Tensor] = []
-    entropies: list[Tensor] = []
-    size = head.chunk()
-    for start in range(0, len(target), size):
-        y = target[start : start + size]
-        z = restrict(head.logits(hidden[start : start + size]), sampling, y)
-        log_p = z.log_softmax(dim=-1, dtype=torch.float32)
+def score(hidden: Tensor, head: Head, target: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Log-probability [M] of `target` [M] and entropy [M] in nats, of the sampled distribution; no graph."""
+    logps, entropies = [hidden.new_zeros(0, dtype=torch.float32)], [hidden.new_zeros(0, dtype=torch.float32)]
+    whole = not sampling.top_k and sampling.top_p == 1.0
+    for rows in torch.arange(len(target), device=target.device).split(head.chunk()):
+        y = target[rows]
+        log_p = restrict(head.logits(hidden[rows]), sampling, y).log_softmax(dim=-1, dtype=torch.float32)
         logps.append(log_p.gather(-1, y[:, None]).squeeze(-1))
-        if entropy:
-            entropies.append(torch.special.entr(log_p.exp_()).sum(dim=-1))
-    logp = torch.cat(logps) if logps else hidden.new_zeros(0, dtype=torch.float32)
-    return logp, (torch.cat(entropies) if entropies else torch.zeros_like(logp)) if entropy else None
+        p = log_p.exp()
+        # A token outside the cut has p log p = 0 times -inf, which entr knows to be 0.
+        entropies.append(-torch.linalg.vecdot(p, log_p) if whole else torch.special.entr(p).sum(dim=-1))
+    return torch.cat(logps), torch.cat(entropies)
 
 
 @dataclass(frozen=True, slots=True)

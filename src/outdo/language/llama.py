@@ -45,6 +45,8 @@ def supports(config: Any) -> str | None:
         and window < config.max_position_embeddings
     ):
         return "sliding-window attention"
+    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        return "partial rotary embedding"
     if config.rope_parameters.get("rope_type", "default") in ("dynamic", "longrope"):
         return f"rotary scaling {config.rope_parameters['rope_type']}"
     return None
@@ -124,11 +126,12 @@ class LlamaDecoder:
         )
 
     def angles(self, positions: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [N, 1, E] of the rotary embedding at `positions` [N], all below `count`."""
+        """Cosine and sine [N, 1, E / 2] of the rotary embedding at `positions` [N], all below `count`."""
         if self._angles is None or self._angles[0].shape[0] < count:
             steps = torch.arange(max(count, 256), device=positions.device)[None]
             cos, sin = self.rotary(torch.zeros(1, dtype=torch.float32, device=positions.device), steps)
-            self._angles = (cos[0, :, None], sin[0, :, None])
+            half = self.head_size // 2  # transformers gives them twice, once for each half of a head
+            self._angles = (cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous())
         return self._angles[0][positions], self._angles[1][positions]
 
     def project(self, w: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -149,10 +152,13 @@ class LlamaDecoder:
 
     def _rotate(self, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary embedding of queries and keys; values pass. The same with -sin is its transpose."""
-        turned, half = qkv[:, : self.heads + self.kv_heads].float(), self.head_size // 2
-        other = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
-        rotated = torch.addcmul(turned * cos, other, sin).to(qkv.dtype)
-        return torch.cat((rotated, qkv[:, self.heads + self.kv_heads :]), dim=1)
+        turned, half = self.heads + self.kv_heads, self.head_size // 2
+        first, second = qkv[:, :turned, :half], qkv[:, :turned, half:]
+        out = torch.empty_like(qkv)
+        torch.addcmul(first * cos, second, -sin, out=out[:, :turned, :half])
+        torch.addcmul(second * cos, first, sin, out=out[:, :turned, half:])
+        out[:, turned:] = qkv[:, turned:]
+        return out
 
     def feed_forward(self, w: Block, middle: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's output [N, D], and the gate and up projections [N, 2F] it came from."""

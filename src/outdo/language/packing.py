@@ -1,6 +1,11 @@
-"""Packs rows into one token sequence without padding; a prompt shared by rows of a group is stored and computed once.
+"""Packs rows into one token sequence without padding; what rows have in common is stored and computed once.
 
-Axes: N packed tokens, R rows (completions), G distinct prompts, P longest prompt, C longest fed completion.
+Axes: N packed tokens, R rows (a prompt and its completion), G roots, P longest root, C longest branch, M scored
+tokens.
+
+Rows are laid out as a root and a branch. Either every distinct prompt is a root, shared by the completions of its
+group, or the tokens that all prompts begin with are the one root and each row's branch is the rest of its prompt
+and its completion (demonstrations, whose prompts differ). Whichever makes fewer tokens is taken.
 """
 
 from __future__ import annotations
@@ -14,18 +19,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Index tensors of one packed piece.
-
-    The token sequence is all distinct prompts, one after another, then all completions without their last
-    token (whatever follows it is not scored).
+    """Index tensors of one packed piece: all roots, one after another, then all branches.
 
     | field | shape | meaning |
     |---|---|---|
     | `tokens`, `positions` | [N] | ids, and positions for the rotary embedding |
-    | `prompt` | [G, P] | packed index of every prompt token; `N` (one past the end) is padding |
-    | `prompt_lengths` | [G] | |
-    | `completion` | [R, C] | packed index of every fed completion token; `N` is padding |
-    | `row_prompt` | [R] | which prompt a row continues |
+    | `root` | [G, P] | packed index of every root token; `N` (one past the end) is padding |
+    | `root_lengths` | [G] | |
+    | `branch` | [R, C] | packed index of every branch token; `N` is padding |
+    | `row_root` | [R] | the root that a row's branch continues |
+    | `whole` | [R, L] | packed index of every token of a row, prompt and fed completion; `N` is padding |
     | `scored` | [M] | packed index of the hidden state that predicts each completion token |
     | `target` | [M] | the completion token it predicts |
     | `row`, `step` | [M] | where that token stands in the batch |
@@ -33,10 +36,11 @@ class Packed:
 
     tokens: Tensor
     positions: Tensor
-    prompt: Tensor
-    prompt_lengths: Tensor
-    completion: Tensor
-    row_prompt: Tensor
+    root: Tensor
+    root_lengths: Tensor
+    branch: Tensor
+    row_root: Tensor
+    whole: Tensor
     scored: Tensor
     target: Tensor
     row: Tensor
@@ -49,62 +53,70 @@ class Packed:
     @property
     def max_position(self) -> int:
         """Largest position plus one."""
-        return int(self.positions.max()) + 1
+        return self.whole.shape[1]
+
+
+def shared_length(prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many tokens all prompts begin with."""
+    first, last = min(prompts), max(prompts)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+
+
+def pack(prompts: Sequence[tuple[int, ...]], action: Tensor, lengths: Tensor) -> Packed:
+    """Pack rows: `prompts` one per row, `action` [R, T] completion ids, `lengths` [R] valid ones.
+
+    A completion's last token is not fed: nothing scored follows it. Raises ValueError for an empty prompt.
+    """
+    if not all(prompts):
+        raise ValueError("a prompt is empty: the first token needs a state to be predicted from")
+    action, lengths = action.cpu(), lengths.cpu()
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    fed = (lengths - 1).clamp(min=0)
+    roots: dict[tuple[int, ...], int] = {}
+    shared = shared_length(prompts)
+    by_prompt = sum(len(prompt) for prompt in set(prompts))
+    if shared and shared + int((prompt_lengths - shared).sum()) < by_prompt:
+        roots[prompts[0][:shared]] = 0
+        row_root = torch.zeros(len(prompts), dtype=torch.long)
+    else:
+        row_root = torch.tensor([roots.setdefault(prompt, len(roots)) for prompt in prompts])
+    root_lengths = torch.tensor([len(root) for root in roots])
+    row_tokens = [
+        [*prompt[int(root_lengths[r]) :], *answer[:n]]
+        for prompt, r, answer, n in zip(
+            prompts, row_root.tolist(), action.tolist(), fed.tolist(), strict=True
+        )
+    ]
+    branch_lengths = prompt_lengths + fed - root_lengths[row_root]
+    total = int(root_lengths.sum() + branch_lengths.sum())
+    root_starts = root_lengths.cumsum(0) - root_lengths
+    branch_starts = int(root_lengths.sum()) + branch_lengths.cumsum(0) - branch_lengths
+    at = torch.arange(int((prompt_lengths + fed).max()))
+    own = root_lengths[row_root][:, None]
+    whole = torch.where(at < own, root_starts[row_root][:, None] + at, branch_starts[:, None] + at - own)
+    whole = whole.masked_fill(at >= (prompt_lengths + fed)[:, None], total)
+    positions = torch.empty(total + 1, dtype=torch.long)
+    positions[whole] = at.expand_as(whole)
+    step = torch.arange(action.shape[1]).expand_as(action)
+    row, step = (step < lengths[:, None]).nonzero(as_tuple=True)
+    return Packed(
+        tokens=torch.tensor(
+            [t for root in roots for t in root] + [t for tokens in row_tokens for t in tokens]
+        ),
+        positions=positions[:total],
+        root=_spread(root_starts, root_lengths, total),
+        root_lengths=root_lengths,
+        branch=_spread(branch_starts, branch_lengths, total),
+        row_root=row_root,
+        whole=whole,
+        scored=whole[row, prompt_lengths[row] + step - 1],
+        target=action[row, step],
+        row=row,
+        step=step,
+    )
 
 
 def _spread(starts: Tensor, lengths: Tensor, padding: int) -> Tensor:
     """Indices [rows, longest] of pieces that start at `starts`; `padding` beyond each length."""
-    steps = torch.arange(int(lengths.max()) if len(lengths) else 0)
+    steps = torch.arange(int(lengths.max()))
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, padding)
-
-
-def pack(
-    prompts: Sequence[tuple[int, ...]], action: Tensor, lengths: Tensor, *, feed_last: bool = False
-) -> Packed:
-    """Pack rows: `prompts` one per row (equal ones are shared), `action` [R, T] ids, `lengths` [R] valid tokens.
-
-    `feed_last` also feeds each completion's last token, for the value of the state after it.
-    """
-    action, lengths = action.cpu(), lengths.cpu()
-    distinct: dict[tuple[int, ...], int] = {}
-    row_prompt = torch.tensor(
-        [distinct.setdefault(prompt, len(distinct)) for prompt in prompts], dtype=torch.long
-    )
-    prompt_lengths = torch.tensor([len(prompt) for prompt in distinct], dtype=torch.long)
-    if len(prompt_lengths) and int(prompt_lengths.min()) == 0:
-        raise ValueError("a prompt is empty: the first token needs a state to be predicted from")
-    fed = lengths if feed_last else (lengths - 1).clamp(min=0)
-    prompt_total, total = int(prompt_lengths.sum()), int(prompt_lengths.sum() + fed.sum())
-    prompt_starts = prompt_lengths.cumsum(0) - prompt_lengths
-    completion_starts = prompt_total + fed.cumsum(0) - fed
-    completion = _spread(completion_starts, fed, total)
-    tokens = torch.empty(total, dtype=torch.long)
-    tokens[:prompt_total] = torch.tensor([token for prompt in distinct for token in prompt], dtype=torch.long)
-    real = completion < total
-    tokens[completion[real]] = action[:, : completion.shape[1]][real]
-    positions = torch.empty(total, dtype=torch.long)
-    prompt = _spread(prompt_starts, prompt_lengths, total)
-    for index, first in (
-        (prompt, torch.zeros_like(prompt_lengths)),
-        (completion, prompt_lengths[row_prompt]),
-    ):
-        inside = index < total
-        positions[index[inside]] = (first[:, None] + torch.arange(index.shape[1]))[inside]
-    step = torch.arange(action.shape[1]).expand(len(lengths), -1)
-    scored_mask = step < lengths[:, None]
-    row = torch.arange(len(lengths))[:, None].expand_as(step)[scored_mask]
-    step = step[scored_mask]
-    after_prompt = (prompt_starts + prompt_lengths - 1)[row_prompt][row]
-    scored = torch.where(step == 0, after_prompt, completion_starts[row] + step - 1)
-    return Packed(
-        tokens,
-        positions,
-        prompt,
-        prompt_lengths,
-        completion,
-        row_prompt,
-        scored,
-        action[row, step],
-        row,
-        step,
-    )

@@ -25,7 +25,7 @@ from outdo.language.head import Head, differentiable_score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
 from outdo.language.load import Loaded, ModelError, load
 from outdo.language.memory import keep_freed_pages
-from outdo.language.packing import Packed, pack
+from outdo.language.packing import Packed, pack, shared_length
 from outdo.language.placement import Precision, choose_device, compute_dtype
 from outdo.language.sampling import Completion, Sampling, TextObs
 
@@ -274,20 +274,21 @@ class CausalPolicy:
                 )
 
     def micro_batches(self, batch: Batch, budget: int) -> list[Tensor]:
-        """Rows in pieces of about `budget` computed tokens: a shared prompt counts once on the fast path."""
+        """Rows in pieces of about `budget` computed tokens; on the fast path what prompts share counts once."""
         lengths, prompts = batch.lengths.tolist(), batch.obs.prompts
         if self.decoder is None:
             return padded_rows([len(p) + n for p, n in zip(prompts, lengths, strict=True)], budget)
         order = sorted(range(len(prompts)), key=lambda i: (prompts[i], -lengths[i]))
         pieces: list[list[int]] = []
-        used, previous = budget, None
+        used = 0
         for i in order:
-            cost = lengths[i] + (0 if prompts[i] == previous else len(prompts[i]))
-            if used + cost > budget:
+            common = shared_length([prompts[pieces[-1][-1]], prompts[i]]) if pieces else 0
+            cost = lengths[i] + len(prompts[i])
+            if not pieces or used + cost - common > budget:
                 pieces.append([])
-                used, cost = 0, lengths[i] + len(prompts[i])
+                used = common = 0
             pieces[-1].append(i)
-            used, previous = used + cost, prompts[i]
+            used += cost - common
         return [torch.tensor(piece) for piece in pieces]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
