@@ -30,7 +30,7 @@ class RewardError(RuntimeError):
 
 
 class NoSignalWarning(UserWarning):
-    """Every completion of a step got the same reward: nothing can be learnt from it."""
+    """Every completion of a step got the same reward, so that the step teaches nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,8 @@ def _warn_without_signal(total: Sequence[Score]) -> None:
     if len(total) > 1 and len(known) <= 1:
         said = f"the same reward, {known.pop():g}" if known else "no reward at all"
         warnings.warn(
-            f"no signal: all {len(total)} completions got {said}; nothing can be learnt from them. "
-            "Print a few completions and check that the reward can be reached and can be missed",
+            f"no signal: all {len(total)} completions got {said}; these teach nothing. If it goes on, "
+            "read some rollouts: the reward must be within reach, and not always reached",
             NoSignalWarning,
             stacklevel=3,
         )

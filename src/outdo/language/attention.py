@@ -52,6 +52,7 @@ class Layout:
     def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
         self.heads, self.kv_heads, self.rows = heads, kv_heads, packed.row_root
         total, device = len(packed.tokens), packed.tokens.device
+        self.total = total  # what the tensors hold beyond it is padding
         reach = torch.arange(packed.root.shape[1], device=device) < packed.root_lengths[:, None]
         own = [
             torch.ones(n, n, dtype=torch.bool, device=device).tril()
@@ -70,6 +71,7 @@ class Layout:
     def attend(self, qkv: Tensor) -> Tensor:
         """Attention output [N, H * E] of query, key and value [N, H + 2K, E]."""
         out = qkv.new_empty(len(qkv), self.heads, qkv.shape[2])
+        out[self.total :] = 0
         q, k, v = self._split(self.roots.gather(qkv))
         self.roots.scatter(attention(q, k, v, self.roots), out)
         if self.branches is not None:
@@ -82,6 +84,7 @@ class Layout:
         """Gradient [N, H + 2K, E] by query, key and value; the attention is recomputed, not stored."""
         grad = grad.view(len(qkv), self.heads, -1)
         out = torch.empty_like(qkv)
+        out[self.total :] = 0
         q, k, v = self._split(self.roots.gather(qkv))
         dq, dk, dv = attention_backward(q, k, v, self.roots, self.roots.gather_gradient(grad))
         if self.branches is not None:

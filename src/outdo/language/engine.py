@@ -199,18 +199,17 @@ class LlamaDecoding:
         self.positions = self.positions + 1
         mask = None if self.mask is None else self.mask[..., : self.filled]
         grouped = (len(tokens), d.kv_heads, d.heads // d.kv_heads, d.head_size)
-        x = d.embedding[tokens].float()
+        x = d.embedding[tokens].float().t().contiguous()  # [D, R]: a few rows are fastest as columns
         for w, layer in zip(d.weights, self.cache, strict=True):
-            qkv = d.project(w, x, cos, sin)
+            qkv = d.column_qkv(w, x, cos, sin)
             layer[:, :, :, slot] = qkv[:, d.heads :].unflatten(1, (2, d.kv_heads)).transpose(0, 1)
             keys, values = layer[0, :, :, : self.filled], layer[1, :, :, : self.filled]
             # The query heads that share a key/value head are taken as query positions: nothing is repeated.
             attended = F.scaled_dot_product_attention(
                 qkv[:, : d.heads].reshape(grouped), keys, values, attn_mask=mask
             )
-            middle = x + F.linear(attended.reshape(len(tokens), -1), w.o)
-            x, _ = d.feed_forward(w, middle)
-        return d.final_norm(x)
+            x = d.column_feed_forward(w, x + w.o @ attended.reshape(len(tokens), -1).t())
+        return d.final_norm(x.t())
 
     def keep(self, rows: Tensor) -> None:
         """Copy the cache of the rows that stay."""

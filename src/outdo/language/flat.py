@@ -58,8 +58,8 @@ class FlatParameters:
 
     def grad(self, *names: str) -> Tensor:
         """The float32 gradient of adjacent parameters as one view."""
-        assert self.matrices.grad is not None
-        assert self.vectors.grad is not None
+        if self.matrices.grad is None or self.vectors.grad is None:
+            raise RuntimeError("the gradient buffers are gone: zero them with zero_grad(set_to_none=False)")
         return self._span(self.matrices.grad.view(-1), self.vectors.grad, names)
 
     def _span(self, matrices: Tensor, vectors: Tensor, names: tuple[str, ...]) -> Tensor:

@@ -23,6 +23,9 @@ from outdo.language.sampling import Sampling
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at a time: rows are taken in chunks of about this many elements."""
 
+FEW = 256
+"""Up to so many rows AMX is up to twice as fast with the weight on the left of the product."""
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -38,7 +41,12 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of `hidden` [M, H]: in the weight's dtype for a plain head, else in float32."""
-        z = F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        hidden = hidden.to(self.weight.dtype)
+        if len(hidden) <= FEW and self.weight.dtype == torch.bfloat16 and self.weight.device.type == "cpu":
+            z = (self.weight @ hidden.t()).t().contiguous()
+            z = z if self.bias is None else z + self.bias
+        else:
+            z = F.linear(hidden, self.weight, self.bias)
         if self.plain:
             return z
         z = z.float() * self.scale

@@ -166,14 +166,28 @@ class LlamaDecoder:
         gate, up = gate_up.chunk(2, dim=-1)
         return middle + F.linear(F.silu(gate) * up, w.down), gate_up
 
+    def column_qkv(self, w: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """`project` for a few tokens that are the columns of x [D, N], the weight on the left of the product."""
+        flat = w.qkv @ column_norm(x, w.norm1, self.eps, w.qkv.dtype)
+        if w.qkv_bias is not None:
+            flat = flat + w.qkv_bias.to(flat.dtype)[:, None]
+        qkv = flat.t().contiguous().view(x.shape[1], self.heads + 2 * self.kv_heads, self.head_size)
+        return self._rotate(self._head_norm(w, qkv), cos, sin)
+
+    def column_feed_forward(self, w: Block, middle: Tensor) -> Tensor:
+        """`feed_forward` for columns [D, N]: the layer's output [D, N]."""
+        gate, up = (w.gate_up @ column_norm(middle, w.norm2, self.eps, w.gate_up.dtype)).chunk(2)
+        return middle + w.down @ F.silu(gate).mul_(up)
+
     def forward(self, packed: Packed, *, save: bool = False) -> tuple[Tensor, list[_Saved], list[Tensor]]:
         """Hidden states [N, D] before the final norm, what `backward` needs, and each layer's [N, H + 2K, E].
 
+        N is rounded up to a multiple of 32: products of other sizes take up to twice as long on AMX.
         The last list is given when nothing is saved: it holds the keys and values a decoding cache starts from.
         """
-        cos, sin = self.angles(packed.positions, packed.max_position)
+        cos, sin = self.angles(_padded(packed.positions), packed.max_position)
         layout = Layout(packed, self.heads, self.kv_heads)
-        x = self.embedding[packed.tokens].float()
+        x = self.embedding[_padded(packed.tokens)].float()
         saved: list[_Saved] = []
         qkvs: list[Tensor] = []
         for w in self.weights:
@@ -201,14 +215,14 @@ class LlamaDecoder:
 
         `saved` is consumed: each layer's entry is dropped as soon as it has been used.
         """
-        cos, sin = self.angles(packed.positions, packed.max_position)
+        cos, sin = self.angles(_padded(packed.positions), packed.max_position)
         layout = Layout(packed, self.heads, self.kv_heads)
         for w, g in zip(reversed(self.weights), reversed(self.grads), strict=True):
             kept = saved.pop()
             grad = self._feed_forward_backward(w, g, kept, grad)
             grad = self._attention_backward(w, g, kept, grad, layout, cos, sin)
         target = self.flat.grad("model.embed_tokens.weight")
-        target.index_add_(0, packed.tokens, grad)
+        target.index_add_(0, packed.tokens, grad[: len(packed.tokens)])
 
     def _feed_forward_backward(self, w: Block, g: Block, kept: _Saved, grad: Tensor) -> Tensor:
         dtype = w.down.dtype
@@ -254,6 +268,11 @@ class LlamaDecoder:
         return torch.cat((dq.to(grad.dtype), dk.to(grad.dtype), dv), dim=1)
 
 
+def _padded(tokens: Tensor) -> Tensor:
+    """Packed tokens or positions with zeros up to a multiple of 32; nothing attends to what they stand for."""
+    return F.pad(tokens, (0, -len(tokens) % 32))
+
+
 def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """`into += left^T right` for `left` [N, A], `right` [N, B]: a weight gradient."""
     if into.dtype == left.dtype:
@@ -266,6 +285,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
     """Root-mean-square norm x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32, given in `dtype`."""
     scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
     return (x * scale).mul_(weight).to(dtype)
+
+
+def column_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """`rms_norm` of the columns of x [D, N]."""
+    scale = torch.rsqrt(x.square().mean(dim=0).add_(eps))
+    return (x * scale).mul_(weight[:, None]).to(dtype)
 
 
 def rms_norm_backward(x: Tensor, weight: Tensor, eps: float, grad: Tensor, add_to: Tensor) -> Tensor:

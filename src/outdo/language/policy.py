@@ -149,7 +149,7 @@ class CausalPolicy:
         none = torch.zeros(1, dtype=torch.long)
         packed = pack([tuple(ids.tolist())], none[:, None], none).to(self.device)
         decoder = LlamaDecoder(self.model, self.flat.in_float32())
-        hidden = decoder.final_norm(decoder.forward(packed)[0])
+        hidden = decoder.final_norm(decoder.forward(packed)[0][packed.whole[0]])
         if (head.logits(hidden) - expected).abs().max() > tolerance:
             self.decoder, self.slow_because = (
                 None,
@@ -339,7 +339,8 @@ class CausalPolicy:
 
     def save(self, folder: Path) -> None:
         """Write the float32 weights (or the adapters) and the tokenizer in Hugging Face format."""
-        self.model.save_pretrained(folder)
+        # Adapters never hold the embeddings; without the setting peft would look the base up on the hub to be sure.
+        self.model.save_pretrained(folder, **({"save_embedding_layers": False} if self.adapted else {}))
         self.tokenizer.save_pretrained(folder)
         if self.value_head is not None:
             tensors = {name: p.detach().contiguous() for name, p in self.value_head.state_dict().items()}

@@ -24,8 +24,8 @@ SHOWN: tuple[tuple[str, str, str], ...] = (
 """Metric, label and format of the figures in the progress line; those a stage does not have are left out."""
 
 SURROGATE_NOTE = (
-    "the surrogate loss is about 0 by construction (centred advantages, ratios near 1): it says nothing "
-    "about learning. Watch the reward, the gradient norm, the share of groups without signal and the held-out score"
+    "the surrogate loss says nothing about learning (with centred advantages and ratios near 1 it is about 0 by "
+    "construction). Watch the reward, the gradient norm, the share of groups without signal and the held-out score"
 )
 """Said at the start of every stage whose loss is a surrogate."""
 

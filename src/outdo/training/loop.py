@@ -210,7 +210,7 @@ class Run:
             raise ValueError(
                 f"best_by names {name!r}, which the evaluation does not report; {nearest(name, metrics)}"
             )
-        if position.best is not None and metrics[name] <= position.best:
+        if position.best is not None and metrics[name] < position.best:
             return False
         position.best, position.best_step = metrics[name], position.total
         return position.step > 0

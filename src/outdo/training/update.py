@@ -19,8 +19,9 @@ from outdo.core.protocols import Evaluation, Policy
 from outdo.core.reduce import Counts
 from outdo.training.optim import clip_gradient, gradient_norm
 
-SURROGATE = "surrogate_loss_about_0"
-"""Name of a surrogate loss in the log: with centred advantages it is about 0 by construction."""
+SURROGATE = "surrogate_loss"
+"""Name of a surrogate loss in the log. Its value measures nothing: with centred advantages and ratios near 1 it
+is about 0 by construction; only its gradient counts."""
 
 
 class NonFiniteError(RuntimeError):
