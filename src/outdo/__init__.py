@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from outdo.training.loop import Result
 
 __all__ = ["train"]
+
+# torch's threads wait for each other by spinning. Where another process takes one of the cores, they spin for whole
+# time slices: a step of 5 s took over 100 s beside one busy process, and 8 s with a short spin, which costs a few
+# per cent on an idle machine. It counts only if torch is imported after outdo; a value that is set already stays.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def train(

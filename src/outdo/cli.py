@@ -18,6 +18,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from outdo.training.loop import Result
 
+if "" not in sys.path:
+    sys.path.insert(0, "")  # rewards and data of one's own are found in the current folder, as by `python -m`
+
 app = typer.Typer(
     help=(
         "Post-train a policy that already acts by reinforcement learning, so that it outdoes its "

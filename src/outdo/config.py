@@ -29,7 +29,10 @@ class PolicyConfig(Section):
     """The policy to train."""
 
     kind: Literal["causal_lm"] = Field("causal_lm", description="What acts: 'causal_lm', a language model.")
-    path: str = Field(description="A shipped name ('smollm2-135m', 'tiny'), a local folder, or a hub id.")
+    path: str = Field(
+        description="A shipped name ('smollm2-135m', 'tiny'), a folder (model, checkpoint or adapter), a GGUF "
+        "file, or a hub id."
+    )
     lora: LoraConfig | None = Field(None, description="Train adapters only; left out: all weights.")
     value_head: bool = Field(False, description="Add a critic: a linear value head on the hidden states.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(

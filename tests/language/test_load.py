@@ -38,7 +38,7 @@ def test_tiny_is_the_same_for_a_seed_and_leaves_the_global_stream_alone() -> Non
 
 
 def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="no model folder at .*nothing"):
+    with pytest.raises(ModelError, match=r"no model folder at .*nothing"):
         load(str(tmp_path / "nothing"))
     with pytest.raises(ModelError, match=r"no GGUF file at .*none\.gguf"):
         load(str(tmp_path / "none.gguf"))

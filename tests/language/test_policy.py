@@ -314,6 +314,10 @@ def test_saved_weights_load_in_transformers_and_here_bitwise(name: str, tmp_path
     assert before.value is not None
     assert after.value is not None
     assert torch.equal(before.value, after.value)
+    again = CausalPolicy.load_from(str(tmp_path / "saved"), value_head=True, precision="float32")
+    value = again.evaluate(batch).value
+    assert value is not None
+    assert torch.equal(value, before.value)
 
 
 def test_a_row_beyond_the_context_is_named() -> None:

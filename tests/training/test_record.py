@@ -133,9 +133,7 @@ METRICS = {
 
 
 def test_the_line_shows_what_matters_and_not_the_loss():
-    line = figures(
-        {**METRICS, "surrogate_loss": 0.0, "entropy_sampled": 0.7, "time/tokens_per_second": 99.6}
-    )
+    line = figures({**METRICS, "surrogate_loss": 0.0, "entropy_sampled": 0.7, "time/tokens_per_second": 99.6})
     assert line == "reward 0.500  grad 1.25  no signal 25%  KL 0.01  entropy 0.700  clipped 10.0%  tok/s 100"
 
 

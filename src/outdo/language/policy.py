@@ -93,8 +93,13 @@ class CausalPolicy:
 
     @classmethod
     def load_from(cls, path: str, *, seed: int = 0, **settings: Any) -> CausalPolicy:
-        """Load by shipped name, folder, GGUF file or hub id; `settings` as for the constructor."""
-        return cls(load(path, seed=seed), **settings)
+        """Load by shipped name, folder, GGUF file or hub id; `settings` as for the constructor.
+
+        A value head goes on from where the checkpoint in the folder left it; a new one starts at 0.
+        """
+        policy = cls(load(path, seed=seed), **settings)
+        policy._load_value_head(Path(path), required=False)
+        return policy
 
     def _lay_out(self, fast: bool) -> None:
         named = dict(self.model.named_parameters())
@@ -363,9 +368,13 @@ class CausalPolicy:
                         found.add(name)
             if missing := sorted(set(own) - found):
                 raise ModelError(f"{folder} lacks the weights of {missing[0]} (and {len(missing) - 1} more)")
-        if self.value_head is not None:
-            self.value_head.load_state_dict(load_file(folder / "value_head.safetensors"))
+        self._load_value_head(folder, required=True)
         self.updated()
+
+    def _load_value_head(self, folder: Path, *, required: bool) -> None:
+        file = folder / "value_head.safetensors"
+        if self.value_head is not None and (required or file.is_file()):
+            self.value_head.load_state_dict(load_file(file))
 
 
 def _bend(config: Any) -> tuple[float, float | None]:
