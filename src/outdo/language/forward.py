@@ -54,7 +54,7 @@ class _Fast(torch.autograd.Function):
             ctx.sampling,
             grad_logp,
             grad_entropy if ctx.entropy else None,
-            Sink(decoder.flat.grad(ctx.head_name).add_),
+            Sink(decoder.flat.grad(ctx.head_name)),
         )
         grad = decoder.final_norm_backward(ctx.states, grad.add_(grad_hidden))
         whole = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)

@@ -11,7 +11,6 @@ elementwise pass over [M, V] beyond the softmax: dW = -(P^T (c * h)) + scatter(c
 # pyright: reportMissingParameterType=false, reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,8 @@ from outdo.language.sampling import Sampling
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits held at a time: rows are taken in chunks of about this many elements."""
+SINK_ROWS = 1 << 13
+"""Rows of the head's weight whose gradient is computed at a time."""
 
 FEW = 256
 """Up to so many rows AMX is up to twice as fast with the weight on the left of the product."""
@@ -96,24 +97,35 @@ def restrict(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> 
 
 def score(hidden: Tensor, head: Head, target: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Log-probability [M] of `target` [M] and entropy [M] in nats, of the sampled distribution; no graph."""
-    logps, entropies = [hidden.new_zeros(0, dtype=torch.float32)], [hidden.new_zeros(0, dtype=torch.float32)]
-    whole = not sampling.top_k and sampling.top_p == 1.0
-    for rows in torch.arange(len(target), device=target.device).split(head.chunk()):
-        y = target[rows]
-        log_p = restrict(head.logits(hidden[rows]), sampling, y).log_softmax(dim=-1, dtype=torch.float32)
-        logps.append(log_p.gather(-1, y[:, None]).squeeze(-1))
-        p = log_p.exp()
-        # A token outside the cut has p log p = 0 times -inf, which entr knows to be 0.
-        entropies.append(-torch.linalg.vecdot(p, log_p) if whole else torch.special.entr(p).sum(dim=-1))
-    return torch.cat(logps), torch.cat(entropies)
+    # Quarter chunks: three tensors of float32 are held at once here, the backward pass holds two in the compute dtype.
+    chunks = torch.arange(len(target), device=target.device).split(max(1, head.chunk() // 4))
+    none = hidden.new_zeros(0, dtype=torch.float32)
+    scores = [(none, none), *(_score(hidden[rows], head, target[rows], sampling) for rows in chunks)]
+    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
+
+
+def _score(h: Tensor, head: Head, y: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """`score` of one chunk."""
+    log_p = restrict(head.logits(h), sampling, y).log_softmax(dim=-1, dtype=torch.float32)
+    logp, p = log_p.gather(-1, y[:, None]).squeeze(-1), log_p.exp()
+    if not sampling.top_k and sampling.top_p == 1.0:
+        return logp, -p.mul_(log_p).sum(dim=-1)
+    # A token outside the cut has p log p = 0 times -inf, which entr knows to be 0.
+    return logp, torch.special.entr(p).sum(dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where gradients of the head's weight [V, H] and bias [V] are added, piece by piece; None where unwanted."""
+    """Where gradients of the head's weight [V, H] and bias [V] are added; None where unwanted."""
 
-    weight: Callable[[Tensor], object] | None
-    bias: Callable[[Tensor], object] | None = None
+    weight: Tensor | None
+    bias: Tensor | None = None
+
+    def add_product(self, dz: Tensor, h: Tensor) -> None:
+        """Add dz^T h to the weight's gradient, for `dz` [M, V] and `h` [M, H], some rows at a time."""
+        if self.weight is not None:
+            for into, piece in zip(self.weight.split(SINK_ROWS), dz.split(SINK_ROWS, dim=1), strict=True):
+                into.add_(piece.t() @ h)
 
 
 def score_backward(
@@ -146,11 +158,11 @@ def _logp_backward(h: Tensor, head: Head, y: Tensor, sampling: Sampling, c: Tens
     p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype)
     if sink.weight is not None:
         weighted = (h * c).to(h.dtype)
-        minus = torch.mm(p.t(), weighted).neg_()
-        sink.weight(minus.index_add_(0, y, weighted))
+        sink.add_product(p, -weighted)
+        sink.weight.index_add_(0, y, weighted.to(sink.weight.dtype))
     if sink.bias is not None:
         bias = -(p.float().t() @ c).squeeze(-1)
-        sink.bias(bias.index_add_(0, y, c.squeeze(-1)))
+        sink.bias.add_(bias.index_add_(0, y, c.squeeze(-1)))
     return c * (head.weight[y].float() - (p @ head.weight).float())
 
 
@@ -163,14 +175,13 @@ def _full_backward(
     entropy = torch.special.entr(p).sum(dim=-1, keepdim=True)
     dz = g * (torch.special.entr(p) - p * entropy) - c * p
     dz = (dz.scatter_add_(-1, y[:, None], c) * head.slope(raw) / sampling.temperature).to(h.dtype)
-    if sink.weight is not None:
-        sink.weight(dz.t() @ h)
+    sink.add_product(dz, h)
     if sink.bias is not None:
-        sink.bias(dz.float().sum(dim=0))
+        sink.bias.add_(dz.float().sum(dim=0))
     return (dz @ head.weight).float()
 
 
-class _Score(torch.autograd.Function):
+class _DifferentiableScore(torch.autograd.Function):
     """`score` with a gradient by hidden, weight and bias, each computed in chunks."""
 
     @staticmethod
@@ -184,9 +195,8 @@ class _Score(torch.autograd.Function):
         hidden, weight, bias, target = ctx.saved_tensors
         dw = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         db = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        sink = Sink(None if dw is None else dw.add_, None if db is None else db.add_)
         entropy = grad_entropy if bool((grad_entropy != 0).any()) else None
-        dh = score_backward(hidden, ctx.head, target, ctx.sampling, grad_logp, entropy, sink)
+        dh = score_backward(hidden, ctx.head, target, ctx.sampling, grad_logp, entropy, Sink(dw, db))
         return dh.to(hidden.dtype), dw, db, None, None, None
 
 
@@ -197,5 +207,5 @@ def differentiable_score(
 
     `weight` and `bias` are the parameters that take the gradient; `head` holds them in the compute dtype.
     """
-    logp, entropy = _Score.apply(hidden, weight, bias, target, sampling, head)
+    logp, entropy = _DifferentiableScore.apply(hidden, weight, bias, target, sampling, head)
     return logp, entropy

@@ -82,13 +82,18 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the backward pass of one layer needs of the forward pass."""
+    """What the backward pass of one layer needs of the forward pass; all but `x` in the compute dtype."""
 
     x: Tensor
     qkv: Tensor
     attended: Tensor
-    middle: Tensor
+    projected: Tensor
     gate_up: Tensor
+
+    @property
+    def middle(self) -> Tensor:
+        """The residual stream between attention and feed-forward block, as the forward pass computed it."""
+        return self.x + self.projected
 
 
 class LlamaDecoder:
@@ -193,10 +198,10 @@ class LlamaDecoder:
         for w in self.weights:
             qkv = self.project(w, x, cos, sin)
             attended = layout.attend(qkv)
-            middle = x + F.linear(attended, w.o)
-            after, gate_up = self.feed_forward(w, middle)
+            projected = F.linear(attended, w.o)
+            after, gate_up = self.feed_forward(w, x + projected)
             if save:
-                saved.append(_Saved(x, qkv, attended, middle, gate_up))
+                saved.append(_Saved(x, qkv, attended, projected, gate_up))
             else:
                 qkvs.append(qkv)
             x = after
@@ -234,9 +239,10 @@ class LlamaDecoder:
         dgate_up = torch.empty_like(kept.gate_up)
         torch.mul(da, active, out=dgate_up[:, gate.shape[1] :])
         dgate_up[:, : gate.shape[1]] = torch.ops.aten.silu_backward(da * up, gate)
-        add_product(g.gate_up, dgate_up, rms_norm(kept.middle, w.norm2, self.eps, dtype))
+        middle = kept.middle
+        add_product(g.gate_up, dgate_up, rms_norm(middle, w.norm2, self.eps, dtype))
         dh = dgate_up @ w.gate_up
-        return grad + rms_norm_backward(kept.middle, w.norm2, self.eps, dh.float(), g.norm2)
+        return grad + rms_norm_backward(middle, w.norm2, self.eps, dh.float(), g.norm2)
 
     def _attention_backward(
         self, w: Block, g: Block, kept: _Saved, grad: Tensor, layout: Layout, cos: Tensor, sin: Tensor
