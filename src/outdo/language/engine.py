@@ -24,6 +24,8 @@ from outdo.language.sampling import Completion, Sampling, StopReason
 
 MAX_ROWS = 256
 """Rows decoded together; more are decoded in turn."""
+BLOCK = 256
+"""Tokens are summed in blocks of this many, so that the cumulative distribution is formed inside one block alone."""
 LEAVE_SHARE = 0.75
 """Finished rows leave the batch once at most this share of it is still running (leaving costs a cache copy)."""
 
@@ -153,14 +155,21 @@ def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[
     if uniform is None:
         token = logits.argmax(dim=-1)
         return token, torch.zeros_like(token, dtype=torch.float32)
-    logits = restrict(logits, sampling)
-    logp = logits.log_softmax(dim=-1, dtype=torch.float32)
-    mass = logp.exp().double().cumsum(dim=-1)
-    total = mass[:, -1:].contiguous()
-    token = torch.searchsorted(mass, uniform[:, None] * total, right=True)
-    last = torch.searchsorted(mass, total)  # the last token that has any probability
-    token = torch.minimum(token, last)
-    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)
+    p = restrict(logits, sampling).softmax(dim=-1, dtype=torch.float32)
+    blocks = F.pad(p, (0, -p.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    before = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    target = uniform[:, None] * before[:, -1:]
+    block = _first_above(before, target)
+    rest = target - torch.where(block > 0, before.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double().cumsum(dim=-1)
+    token = block * BLOCK + _first_above(within, rest)
+    return token.squeeze(-1), p.gather(-1, token).squeeze(-1).log()
+
+
+def _first_above(mass: Tensor, target: Tensor) -> Tensor:
+    """First index [R, 1] whose cumulative `mass` [R, N] exceeds `target` [R, 1], or the last that has any mass."""
+    last = torch.searchsorted(mass, mass[:, -1:].contiguous())
+    return torch.minimum(torch.searchsorted(mass, target, right=True), last)
 
 
 class LlamaDecoding:
