@@ -257,7 +257,7 @@ class Worker:
         self.name = f"{peer} {precision}"
         command = [sys.executable, __file__, "--worker", peer, "--precision", precision, "--model", model]
         # Both peers wait for their threads in the way outdo sets: a guest of the machine then slows neither by far.
-        environment = {"GOMP_SPINCOUNT": "1000", **os.environ}
+        environment = {"GOMP_SPINCOUNT": "60000", **os.environ}
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -313,7 +313,7 @@ def table(workers: list[Worker], limit: dict[str, float], unit: float) -> None:
     print(f"{'bound':18}" + "".join(f"{limit[part] / medians[own][part]:26.2f}" for part in PARTS))
 
 
-MICRO_BATCH = 640
+MICRO_BATCH = 512
 """Tokens computed at once by outdo: what the recipe takes."""
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-# torch's threads wait for each other by spinning. Where another process takes one of the cores, they spin for whole
-# time slices: a step of 5 s took over 100 s beside one busy process, and 8 s with a short spin, which costs a few
-# per cent on an idle machine. It counts only if torch is imported after outdo; a value that is set already stays.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# torch's threads wait for each other by spinning, by default for many milliseconds. Where another process takes one of
+# the cores they spin for whole time slices: a step of 5 s did not end in 100 s beside one busy process. This bound
+# costs a few per cent on an idle machine, and counts only if outdo is imported before torch; a value already set stays.
+os.environ.setdefault("GOMP_SPINCOUNT", "60000")
 
 
 def train(
