@@ -37,6 +37,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 benchmark: setup
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[benchmark]'
 	$(BIN)/python benchmarks/gae.py
 	$(BIN)/python benchmarks/language.py
 

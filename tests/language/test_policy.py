@@ -9,9 +9,10 @@ import pytest
 import torch
 from models import FAST, GENERAL, build, policy_of, random_batch, reference_logp
 
+from outdo.language.adapters import Lora
 from outdo.language.load import load
 from outdo.language.packing import pack
-from outdo.language.policy import CausalPolicy, Lora
+from outdo.language.policy import CausalPolicy
 from outdo.language.sampling import Sampling, TextObs
 
 

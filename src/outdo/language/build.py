@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from outdo.core.calls import load_object
 from outdo.core.rewards import RewardTerm
+from outdo.language.adapters import Lora
 from outdo.language.data import (
     DataError,
     PromptFormat,
@@ -22,7 +23,7 @@ from outdo.language.data import (
 from outdo.language.demonstrations import Demonstrate, load_demonstrations
 from outdo.language.environment import DemonstrationEnvironment, LanguageEnvironment, RolloutSettings
 from outdo.language.evaluation import HeldOut, score_demonstrations
-from outdo.language.policy import CausalPolicy, Lora
+from outdo.language.policy import CausalPolicy
 from outdo.language.protocol import encode_prompt
 from outdo.language.sampling import Sampling
 from outdo.language.tasks import reasoning_gym_items

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from outdo.core.batch import Batch
 from outdo.core.protocols import Evaluation
+from outdo.language.adapters import Lora, with_adapters
 from outdo.language.engine import LlamaDecoding, TransformersDecoding, check_prompts, generate
 from outdo.language.flat import FlatParameters
 from outdo.language.forward import fast_forward, padded_forward, padded_rows
@@ -31,15 +31,6 @@ from outdo.language.sampling import Completion, Sampling, TextObs
 
 SAME_LOGITS = 1e-3
 """Largest difference of a logit, relative to their spread, at which two ways of computing them count as one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """Low-rank adapters: W + (alpha / rank) B A on the named projections (peft's names; all linear ones by default)."""
-
-    rank: int = 16
-    alpha: float = 32.0
-    targets: tuple[str, ...] | str = "all-linear"
 
 
 class CausalPolicy:
@@ -85,7 +76,7 @@ class CausalPolicy:
                 raise ModelError(
                     f"{loaded.source!r} is an adapter already: leave policy.lora out to go on training it"
                 )
-            self.model = _with_adapters(self.model, lora, loaded.source)
+            self.model = with_adapters(self.model, lora, loaded.source)
         self.adapted = hasattr(self.model, "peft_config")
         if not self.adapted:
             self._lay_out(fast)
@@ -383,18 +374,6 @@ def _bend(config: Any) -> tuple[float, float | None]:
     return scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(
         config, "final_logit_softcapping", None
     )
-
-
-def _with_adapters(model: Any, lora: Lora, source: str) -> Any:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ImportError("LoRA needs peft: pip install 'outdo[lora]'") from error
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=0.0)  # type: ignore[arg-type]
-    adapted = get_peft_model(model, config).eval()
-    adapted.peft_config["default"].base_model_name_or_path = source
-    return adapted
 
 
 def _stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
