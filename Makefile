@@ -40,6 +40,7 @@ benchmark: setup
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[benchmark]'
 	$(BIN)/python benchmarks/gae.py
 	$(BIN)/python benchmarks/language.py
+	$(BIN)/python benchmarks/language.py --model tiny --own float32 --peers float32 --micro-batch 4096
 
 clean:
 	rm -rf $(VENV)

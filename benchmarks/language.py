@@ -93,7 +93,7 @@ def report(times: dict[str, float]) -> None:
     print(json.dumps({**times, "peak": peak}), flush=True)
 
 
-def outdo_worker(model: str, precision: str) -> None:
+def outdo_worker(model: str, precision: str, micro_batch: int) -> None:
     """Outdo's own environment, policy and update, as a recipe would build them."""
     from outdo.core.algorithm import Algorithm
     from outdo.core.parts import Clipped, GroupMean, Update
@@ -112,7 +112,7 @@ def outdo_worker(model: str, precision: str) -> None:
     environment = LanguageEnvironment([{"prompt": prompt} for prompt in questions(64)], [term], settings)
     algorithm = Algorithm(GroupMean(), Clipped(), update=Update(epochs=1, minibatches=1))
     optimiser = adamw(policy, OptimiserSettings(learning_rate=1e-6))
-    updater = Updater(policy, algorithm, optimiser, MICRO_BATCH, torch.Generator())
+    updater = Updater(policy, algorithm, optimiser, micro_batch, torch.Generator())
     for step, _ in enumerate(turns()):
         start = time.perf_counter()
         batch = environment.collect(policy, step)
@@ -260,9 +260,10 @@ def bound(parameters: int, precision: str, prompt: int) -> dict[str, float]:
 class Worker:
     """A peer in a process of its own."""
 
-    def __init__(self, peer: str, precision: str, model: str) -> None:
+    def __init__(self, peer: str, precision: str, model: str, micro_batch: int) -> None:
         self.name = f"{peer} {precision}"
         command = [sys.executable, __file__, "--worker", peer, "--precision", precision, "--model", model]
+        command += ["--micro-batch", str(micro_batch)]
         # Both peers wait for their threads in the way outdo sets: a guest of the machine then slows neither by far.
         environment = {"GOMP_SPINCOUNT": "60000", **os.environ}
         self.process = subprocess.Popen(
@@ -320,10 +321,6 @@ def table(workers: list[Worker], limit: dict[str, float], unit: float) -> None:
     print(f"{'bound':18}" + "".join(f"{limit[part] / medians[own][part]:26.2f}" for part in PARTS))
 
 
-MICRO_BATCH = 256
-"""Tokens computed at once by outdo: more is faster and takes more memory."""
-
-
 def main() -> None:
     """Run the peers in turn and print the table."""
     parser = argparse.ArgumentParser(
@@ -333,6 +330,8 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="measured steps of each peer, after one to warm up"
     )
+    tokens = "tokens outdo computes at once: more is faster and takes more memory"
+    parser.add_argument("--micro-batch", type=int, default=256, help=tokens)
     parser.add_argument("--own", default="bfloat16", help="precisions of outdo, separated by commas")
     parser.add_argument(
         "--peers", default="bfloat16", help="precisions of TRL, separated by commas; empty: none"
@@ -341,7 +340,10 @@ def main() -> None:
     parser.add_argument("--precision", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        (outdo_worker if given.worker == "outdo" else trl_worker)(given.model, given.precision)
+        if given.worker == "outdo":
+            outdo_worker(given.model, given.precision, given.micro_batch)
+        else:
+            trl_worker(given.model, given.precision)
         return
     from outdo.language.load import load
 
@@ -358,7 +360,7 @@ def main() -> None:
         limit = bound(sum(p.numel() for p in loaded.model.parameters()), own[0], prompt)
         del loaded
         names = [("outdo", p) for p in own] + [("trl", p) for p in given.peers.split(",") if p]
-        workers = [Worker(peer, precision, model) for peer, precision in names]
+        workers = [Worker(peer, precision, model, given.micro_batch) for peer, precision in names]
         for w in workers:
             w.step()
         for _ in range(given.rounds):
