@@ -79,7 +79,7 @@ def load(path: str, *, seed: int = 0) -> Loaded:
         return Loaded(*_load_gguf(place), source=path)
     if place.is_dir():
         return _load_folder(str(place), path)
-    if path.startswith((".", "/", "~")) or path.count("/") > 1 or os.sep * 2 in path:
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ModelError(
             f"no model folder at {place}: give a folder with config.json, a hub id, or {_names()}"
         )

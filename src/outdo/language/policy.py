@@ -96,7 +96,9 @@ class CausalPolicy:
         named = dict(self.model.named_parameters())
         self.slow_because = supports(self.model.config) if fast else "switched off"
         names = flat_order(list(named)) if self.slow_because is None else list(named)
-        self.flat = FlatParameters([(name, named[name]) for name in names], self.dtype)
+        # Only the fast path computes with the shadow; autocast casts for itself.
+        compute = self.dtype if self.slow_because is None else torch.float32
+        self.flat = FlatParameters([(name, named[name]) for name in names], compute)
         if self.slow_because is None:
             self.decoder = LlamaDecoder(self.model, self.flat)
 
