@@ -9,8 +9,8 @@ import pytest
 import torch
 from models import FAST, GENERAL, build, policy_of
 
-from outdo.language import engine
-from outdo.language.engine import PromptTooLongError, choose
+from outdo.language import compiled, engine
+from outdo.language.engine import LlamaDecoding, PromptTooLongError, TransformersDecoding, choose
 from outdo.language.head import restrict
 from outdo.language.sampling import Sampling, StopReason
 
@@ -18,8 +18,21 @@ PROMPTS = [(5, 6, 7, 8, 9), (10, 11), (12,), (20, 21, 22, 23, 24, 25, 26, 27)]
 GREEDY = Sampling(temperature=0, max_tokens=20)
 
 
-@pytest.mark.parametrize("name", [*FAST, *GENERAL])
-def test_greedy_equals_generate_token_for_token(name: str) -> None:
+@pytest.fixture(params=["compiled", "llama", "transformers"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way to decode: the compiled loop, and step by step on the fast and on the general path."""
+    if request.param == "llama":
+        monkeypatch.setattr(compiled, "LARGEST", 0)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"), [*((n, m) for n in FAST for m in (0, 1 << 23)), *((n, 0) for n in GENERAL)]
+)
+def test_greedy_equals_generate_token_for_token(
+    name: str, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "LARGEST", largest)
     policy = policy_of(build(name))
     done = policy.generate(PROMPTS, 1, GREEDY, [(i,) for i in range(len(PROMPTS))])
     stopped = 0
@@ -60,9 +73,8 @@ def test_stop_tokens_end_a_row_and_are_part_of_it() -> None:
         assert completion.stop is (StopReason.STOP if ends else StopReason.LENGTH)
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_row_samples_the_same_whatever_else_is_in_the_batch(fast: bool) -> None:
-    policy = policy_of(build("llama"), fast=fast)
+def test_a_row_samples_the_same_whatever_else_is_in_the_batch(way: str) -> None:
+    policy = policy_of(build("llama"), fast=way != "transformers")
     policy.stop_tokens = tuple(range(2, 12))  # rows leave at different times
     sampling = Sampling(temperature=1.5, max_tokens=20)
     streams = [(7, i) for i in range(4)]
@@ -124,9 +136,28 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert forced.isfinite().tolist() == [[True, False, False, True]]
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_an_answer_ends_with_the_context(fast: bool) -> None:
-    policy = policy_of(build("llama"), fast=fast)  # context 64
+@pytest.mark.parametrize("kind", [LlamaDecoding, TransformersDecoding])
+def test_answers_that_are_alike_so_far_are_computed_once(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens fed to the model are the distinct beginnings of the answers, but for rows that wait to leave."""
+    monkeypatch.setattr(compiled, "LARGEST", 0)
+    monkeypatch.setattr(engine, "LEAVE_SHARE", 1.0)  # nothing waits
+    policy = policy_of(build("llama"), fast=kind is LlamaDecoding)
+    policy.stop_tokens = (2, 3, 4)
+    fed: list[int] = []
+    step = kind.step
+    monkeypatch.setattr(kind, "step", lambda self, tokens: fed.append(len(tokens)) or step(self, tokens))
+    sampling = Sampling(temperature=0.3, max_tokens=8)
+    groups = policy.generate(PROMPTS, 6, sampling, [(i,) for i in range(4)])
+    distinct = [
+        {(i, *c.tokens[:length]) for i, group in enumerate(groups) for c in group if len(c.tokens) > length}
+        for length in range(1, 8)
+    ]
+    assert fed == [len(each) for each in distinct if each]
+    assert 4 < sum(fed) < sum(len(c.tokens) - 1 for group in groups for c in group)
+
+
+def test_an_answer_ends_with_the_context(way: str) -> None:
+    policy = policy_of(build("llama"), fast=way != "transformers")  # context 64
     policy.stop_tokens = ()
     long = tuple(range(3, 63))  # 60 tokens leave room for 4
     done = policy.generate([long, (5, 6)], 2, Sampling(max_tokens=10), [(0,), (1,)])

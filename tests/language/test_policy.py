@@ -187,6 +187,35 @@ def test_shared_prompts_cost_once() -> None:
     assert len(policy.micro_batches(batch, 12)) == 2
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_rows_that_are_alike_are_computed_once_and_their_gradients_add_up(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 0, 2, 5 and 1, 4 are alike; row 6 is like row 0 to its end, but for junk behind its own end."""
+    model = build("llama")
+    exact = copy.deepcopy(model).double()
+    policy = policy_of(model, fast=fast)
+    four = random_batch(lengths=(3, 1, 6, 7))
+    batch = four.select(torch.tensor([0, 1, 0, 3, 1, 0, 0, 2]))
+    batch.action[6, 5] = 50
+    coefficient = torch.randn(batch.logp.shape, generator=torch.Generator().manual_seed(1))
+    packed: list[int] = []
+    monkeypatch.setattr(
+        "outdo.language.policy.pack", lambda *rows: packed.append(len(rows[0])) or pack(*rows)
+    )
+    found = policy.evaluate(batch, entropy=True)
+    assert packed == [4]
+    torch.testing.assert_close(found.logp[6], found.logp[0], rtol=0, atol=0)
+    expected = reference_logp(exact, batch)
+    torch.testing.assert_close(found.logp.double(), expected, rtol=1e-5, atol=1e-5)
+    (found.logp * coefficient).sum().backward()
+    (expected * coefficient).sum().backward()
+    assert relative(gradients(policy), {n: p.grad for n, p in exact.named_parameters()}) < 1e-5
+    pieces = [sorted(piece.tolist()) for piece in policy.micro_batches(batch, 1)]
+    assert sorted(pieces) == [[0, 2, 5, 6], [1, 4], [3], [7]]
+    assert len(policy.micro_batches(batch, 1000)) == 1
+
+
 def test_dropout_is_off_in_training_and_sampling() -> None:
     model = build("gpt2")
     for module in model.modules():

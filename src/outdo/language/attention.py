@@ -7,6 +7,7 @@ L keys.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,22 +29,39 @@ class Part:
         )  # padding repeats the last token; nothing reads what it computes
         self.real = (flat < total).nonzero().squeeze(-1)
         self.at = flat[self.real]
+        self.full = len(self.at) == len(flat)
         self.mask = mask  # [rows, 1, steps, L]
         self.bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
     def gather(self, packed: Tensor) -> Tensor:
         """Packed [N, heads, E] to padded [rows, heads, steps, E]."""
-        return packed[self.index].transpose(1, 2)
+        return self._spread(packed.index_select(0, self.index.view(-1)))
 
     def scatter(self, padded: Tensor, packed: Tensor) -> None:
         """Padded [rows, heads, steps, E] into its places in `packed` [N, heads, E]."""
-        packed[self.at] = padded.transpose(1, 2).flatten(0, 1)[self.real]
+        flat = padded.transpose(1, 2).flatten(0, 1)
+        packed.index_copy_(0, self.at, flat if self.full else flat.index_select(0, self.real))
 
     def gather_gradient(self, packed: Tensor) -> Tensor:
         """As `gather`, with 0 at padding, so that padding has no gradient."""
-        out = packed.new_zeros(self.index.numel(), *packed.shape[1:])
-        out[self.real] = packed[self.at]
-        return out.view(*self.index.shape, *packed.shape[1:]).transpose(1, 2)
+        real = packed.index_select(0, self.at)
+        if not self.full:
+            real = packed.new_zeros(self.index.numel(), *packed.shape[1:]).index_copy_(0, self.real, real)
+        return self._spread(real)
+
+    def _spread(self, flat: Tensor) -> Tensor:
+        return flat.view(*self.index.shape, *flat.shape[1:]).transpose(1, 2)
+
+
+@dataclass(slots=True)
+class Operands:
+    """Query [rows, H, steps, E], key and value [rows, K, L, E] of one part, and once computed its dense weights."""
+
+    part: Part
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    weights: Tensor | None = None
 
 
 class Layout:
@@ -52,7 +70,10 @@ class Layout:
     def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
         self.heads, self.kv_heads, self.rows = heads, kv_heads, packed.row_root
         total, device = len(packed.tokens), packed.tokens.device
-        self.total = total  # what the tensors hold beyond it is padding
+        self.total, self.padded = (
+            total,
+            total + -total % 32,
+        )  # what the tensors hold beyond `total` is padding
         reach = torch.arange(packed.root.shape[1], device=device) < packed.root_lengths[:, None]
         own = [
             torch.ones(n, n, dtype=torch.bool, device=device).tril()
@@ -63,40 +84,43 @@ class Layout:
         seen = reach[self.rows][:, None].expand(count, steps, -1)
         mask = torch.cat((seen, own[1].expand(count, -1, -1)), dim=2)[:, None]
         self.branches = Part(packed.branch, total, mask) if steps else None
+        branch_scores = 0 if self.branches is None else mask.numel()
+        self.scores = heads * (packed.root.numel() * packed.root.shape[1] + branch_scores)
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return q, k, v
 
-    def attend(self, qkv: Tensor) -> Tensor:
-        """Attention output [N, H * E] of query, key and value [N, H + 2K, E]."""
-        out = qkv.new_empty(len(qkv), self.heads, qkv.shape[2])
+    def operands(self, qkv: Tensor) -> list[Operands]:
+        """What attention is computed from, of roots and branches, for query, key and value [N, H + 2K, E]."""
+        roots = Operands(self.roots, *self._split(self.roots.gather(qkv)))
+        if self.branches is None:
+            return [roots]
+        q, k, v = self._split(self.branches.gather(qkv))
+        k, v = torch.cat((roots.k[self.rows], k), dim=2), torch.cat((roots.v[self.rows], v), dim=2)
+        return [roots, Operands(self.branches, q, k, v)]
+
+    def attend(self, operands: list[Operands]) -> Tensor:
+        """Attention output [N, H * E]."""
+        out = operands[0].q.new_empty(self.padded, self.heads, operands[0].q.shape[3])
         out[self.total :] = 0
-        q, k, v = self._split(self.roots.gather(qkv))
-        self.roots.scatter(attention(q, k, v, self.roots), out)
-        if self.branches is not None:
-            q, ck, cv = self._split(self.branches.gather(qkv))
-            k, v = torch.cat((k[self.rows], ck), dim=2), torch.cat((v[self.rows], cv), dim=2)
-            self.branches.scatter(attention(q, k, v, self.branches), out)
+        for of_part in operands:
+            of_part.part.scatter(attention(of_part), out)
         return out.flatten(1)
 
-    def attend_backward(self, qkv: Tensor, grad: Tensor) -> Tensor:
-        """Gradient [N, H + 2K, E] by query, key and value; the attention is recomputed, not stored."""
-        grad = grad.view(len(qkv), self.heads, -1)
-        out = torch.empty_like(qkv)
+    def attend_backward(self, operands: list[Operands], grad: Tensor) -> Tensor:
+        """Gradient [N, H + 2K, E] by query, key and value."""
+        grad = grad.view(self.padded, self.heads, -1)
+        out = grad.new_empty(self.padded, self.heads + 2 * self.kv_heads, grad.shape[2])
         out[self.total :] = 0
-        q, k, v = self._split(self.roots.gather(qkv))
-        dq, dk, dv = attention_backward(q, k, v, self.roots, self.roots.gather_gradient(grad))
-        if self.branches is not None:
-            cq, ck, cv = self._split(self.branches.gather(qkv))
-            keys, values = torch.cat((k[self.rows], ck), dim=2), torch.cat((v[self.rows], cv), dim=2)
-            dcq, dkeys, dvalues = attention_backward(
-                cq, keys, values, self.branches, self.branches.gather_gradient(grad)
-            )
-            shared = k.shape[2]
+        root, *branch = operands
+        dq, dk, dv = attention_backward(root, self.roots.gather_gradient(grad))
+        for of_part in branch:
+            dcq, dkeys, dvalues = attention_backward(of_part, of_part.part.gather_gradient(grad))
+            shared = root.k.shape[2]
             dk = dk.float().index_add_(0, self.rows, dkeys[:, :, :shared].float()).to(dk.dtype)
             dv = dv.float().index_add_(0, self.rows, dvalues[:, :, :shared].float()).to(dv.dtype)
-            self.branches.scatter(torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out)
+            of_part.part.scatter(torch.cat((dcq, dkeys[:, :, shared:], dvalues[:, :, shared:]), dim=1), out)
         self.roots.scatter(torch.cat((dq, dk, dv), dim=1), out)
         return out
 
@@ -105,12 +129,13 @@ def _dense(q: Tensor, k: Tensor) -> bool:
     return q.device.type == "cpu" and q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] <= DENSE_SCORES
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, part: Part) -> Tensor:
+def attention(x: Operands) -> Tensor:
     """softmax(q k^T / sqrt(E) + mask) v, [rows, H, steps, E], for q of H heads and k, v of K heads."""
-    if not _dense(q, k):
-        gqa = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, enable_gqa=gqa)
-    return (_weights(_group(q, k), k, part).to(v.dtype) @ v).view_as(q)
+    if not _dense(x.q, x.k):
+        gqa = x.q.shape[1] != x.k.shape[1]
+        return F.scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=x.part.mask, enable_gqa=gqa)
+    x.weights = _weights(_group(x.q, x.k), x.k, x.part)
+    return (x.weights.to(x.v.dtype) @ x.v).view_as(x.q)
 
 
 def _group(q: Tensor, k: Tensor) -> Tensor:
@@ -126,20 +151,18 @@ def _weights(q: Tensor, k: Tensor, part: Part) -> Tensor:
     return scores.softmax(dim=-1).view(products.shape)
 
 
-def attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, part: Part, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def attention_backward(x: Operands, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of `attention` by q, k and v, given `grad` [rows, H, steps, E]."""
-    if not _dense(q, k):
-        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    if not _dense(x.q, x.k):
+        leaves = [each.detach().requires_grad_() for each in (x.q, x.k, x.v)]
         with torch.enable_grad():
-            out = attention(leaves[0], leaves[1], leaves[2], part)
+            out = attention(Operands(x.part, *leaves))
         dq, dk, dv = torch.autograd.grad(out, leaves, grad)
         return dq, dk, dv
-    grouped, grad = _group(q, k), _group(grad, k)
-    weights = _weights(grouped, k, part)
-    dweights = (grad @ v.transpose(-1, -2)).float()
+    grouped, grad = _group(x.q, x.k), _group(grad, x.k)
+    weights = _weights(grouped, x.k, x.part) if x.weights is None else x.weights
+    dweights = (grad @ x.v.transpose(-1, -2)).float()
     dscores = torch.ops.aten._softmax_backward_data(dweights, weights, -1, torch.float32)
-    dscores = dscores.mul_(1 / math.sqrt(q.shape[-1])).to(q.dtype)
-    dv = weights.to(v.dtype).transpose(-1, -2) @ grad
-    return (dscores @ k).view_as(q), dscores.transpose(-1, -2) @ grouped, dv
+    dscores = dscores.mul_(1 / math.sqrt(x.q.shape[-1])).to(x.q.dtype)
+    dv = weights.to(x.v.dtype).transpose(-1, -2) @ grad
+    return (dscores @ x.k).view_as(x.q), dscores.transpose(-1, -2) @ grouped, dv

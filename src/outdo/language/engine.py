@@ -1,18 +1,21 @@
 """Decoding: token ids in, token ids with log-probabilities out.
 
-A prompt is computed once however many answers it gets; the key/value cache is allocated once; rows that are
-finished leave the batch. Every row draws from a random stream of its own, keyed by the caller, so what else is
-in the batch does not change what a row samples.
+A prompt is computed once however many answers it gets, and so is every token that answers have in common: rows
+that are alike so far are one state, until they draw different tokens. Finished rows leave the batch. Every row
+draws from a random stream of its own, keyed by the caller, so what else is in the batch does not change what a
+row samples.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache
@@ -37,16 +40,16 @@ class PromptTooLongError(ValueError):
 class Decoding(Protocol):
     """The state of one batch being decoded: what the engine asks of a model."""
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], rows: Tensor, room: int) -> Tensor:
-        """Compute the prompts, start row i from prompt `rows[i]` with space for `room` tokens; hidden [R, D]."""
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
+        """Compute the prompts, a state each, with space for `room` tokens; hidden [S, D]."""
         ...
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token per row [R]; hidden states [R, D] that predict the next."""
+        """Feed one token per state [S]; hidden [S, D] that predicts the next."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows only, in this order."""
+        """Go on with these states only, in this order; one that is named several times is copied."""
         ...
 
 
@@ -62,9 +65,45 @@ def check_prompts(prompts: Sequence[Sequence[int]], context: int) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Rows to decode together: row r answers `prompts[rows[r]]` with at most `limits[r]` tokens.
+
+    `uniforms` [R, T] are its random numbers, one a token; T is the largest limit. Greedy decoding ignores them.
+    """
+
+    prompts: list[tuple[int, ...]]
+    rows: list[int]
+    limits: list[int]
+    uniforms: NDArray[np.float64]
+    sampling: Sampling
+    stop_tokens: tuple[int, ...]
+
+
+class Answers:
+    """What a job's rows have become: `tokens` and `logps` [R, T], of which `lengths` [R] count; `stopped` [R]."""
+
+    def __init__(self, rows: int, longest: int) -> None:
+        self.tokens = np.zeros((rows, longest), np.int64)
+        self.logps = np.zeros((rows, longest), np.float32)
+        self.lengths = np.zeros(rows, np.int64)
+        self.stopped = np.zeros(rows, np.bool_)
+
+    def completions(self) -> list[Completion]:
+        """One for each row."""
+        columns = (self.tokens.tolist(), self.logps.tolist(), self.lengths.tolist(), self.stopped.tolist())
+        return [
+            Completion(tokens[:n], logps[:n], StopReason.STOP if stopped else StopReason.LENGTH)
+            for tokens, logps, n, stopped in zip(*columns, strict=True)
+        ]
+
+
+Decode = Callable[[Job], Answers]
+"""A way to decode: `decode_stepwise` over a `Decoding`, or `outdo.language.compiled.decode`."""
+
+
 def generate(
-    start: Any,
-    head: Head,
+    decode: Decode,
     prompts: Sequence[Sequence[int]],
     copies: int,
     sampling: Sampling,
@@ -72,7 +111,7 @@ def generate(
     stop_tokens: tuple[int, ...],
     context: int,
 ) -> list[list[Completion]]:
-    """`copies` completions for each prompt; `start()` gives a fresh `Decoding`.
+    """`copies` completions for each prompt.
 
     Copy j of prompt i draws one uniform number per token from the stream keyed `(*streams[i], j)` and takes the
     token whose slice of the cumulative distribution it falls in. Greedy completions have log-probability 0.
@@ -83,87 +122,87 @@ def generate(
         raise ValueError(f"{len(prompts)} prompts need as many stream keys, got {len(streams)}")
     result: list[list[Completion]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    jobs = [(i, j) for i in order for j in range(copies)]
-    for first in range(0, len(jobs), MAX_ROWS):
-        piece = jobs[first : first + MAX_ROWS]
-        used = sorted({i for i, _ in piece}, key=order.index) if len(piece) < len(jobs) else order
+    wanted = [(i, j) for i in order for j in range(copies)]
+    for first in range(0, len(wanted), MAX_ROWS):
+        piece = wanted[first : first + MAX_ROWS]
+        used = list(dict.fromkeys(i for i, _ in piece))
         place = {i: k for k, i in enumerate(used)}
-        rows = torch.tensor([place[i] for i, _ in piece])
-        keys = [(*streams[i], j) for i, j in piece]
         limits = [min(sampling.max_tokens, context - len(prompts[i])) for i, _ in piece]
-        done = _decode(
-            start(), head, [tuple(prompts[i]) for i in used], rows, keys, limits, sampling, stop_tokens
+        job = Job(
+            prompts=[tuple(prompts[i]) for i in used],
+            rows=[place[i] for i, _ in piece],
+            limits=limits,
+            uniforms=_uniforms([(*streams[i], j) for i, j in piece], max(limits)),
+            sampling=sampling,
+            stop_tokens=stop_tokens,
         )
-        for (i, _), completion in zip(piece, done, strict=True):
+        for (i, _), completion in zip(piece, decode(job).completions(), strict=True):
             result[i].append(completion)
     return result
 
 
 @torch.no_grad()
-def _decode(
-    decoding: Decoding,
-    head: Head,
-    prompts: list[tuple[int, ...]],
-    rows: Tensor,
-    keys: list[tuple[int, ...]],
-    limits: list[int],
-    sampling: Sampling,
-    stop_tokens: tuple[int, ...],
-) -> list[Completion]:
-    device = head.weight.device
-    longest = max(limits)
-    uniforms = None if sampling.greedy else torch.from_numpy(_uniforms(keys, longest)).to(device)
-    limit = torch.tensor(limits)
-    stops = torch.tensor(stop_tokens, dtype=torch.long)
-    tokens = torch.zeros(len(keys), longest, dtype=torch.long)
-    logps = torch.zeros(len(keys), longest)
-    lengths = torch.zeros(len(keys), dtype=torch.long)
-    stopped = torch.zeros(len(keys), dtype=torch.bool)
-    alive = torch.arange(len(keys))  # rows still in the batch; some may be finished and waiting to leave
-    running = torch.ones(len(keys), dtype=torch.bool)
-    hidden = decoding.prefill(prompts, rows, longest)
-    for step in range(longest):
-        draw = None if uniforms is None else uniforms[alive.to(device), step]
-        token, logp = choose(head.logits(hidden), sampling, draw)
-        token_cpu, going = token.cpu(), running[alive]
-        tokens[alive[going], step], logps[alive[going], step] = token_cpu[going], logp.cpu()[going]
-        lengths[alive[going]] += 1
-        ended = torch.isin(token_cpu, stops)
-        stopped[alive[going & ended]] = True
-        running[alive] = going & ~ended & (lengths[alive] < limit[alive])
-        left = running[alive].nonzero().squeeze(-1)
-        if not len(left):
+def decode_stepwise(start: Callable[[], Decoding], head: Head, job: Job) -> Answers:
+    """Decode with a fresh `Decoding`, one token of every row at a time; rows that are alike so far share a state."""
+    decoding, device = start(), head.weight.device
+    limits, stops = np.array(job.limits), np.array(job.stop_tokens, np.int64)
+    uniforms = torch.from_numpy(job.uniforms).to(device)
+    answers = Answers(len(limits), job.uniforms.shape[1])
+    rows, state = np.arange(len(limits)), np.array(job.rows)  # rows that go on, and the state of each
+    hidden = decoding.prefill(job.prompts, job.uniforms.shape[1])
+    for step in range(job.uniforms.shape[1]):
+        draw = None if job.sampling.greedy else uniforms[torch.from_numpy(rows).to(device), step]
+        token, logp = choose(head.logits(hidden), job.sampling, draw, torch.from_numpy(state).to(device))
+        new = token.cpu().numpy()
+        answers.tokens[rows, step], answers.logps[rows, step] = new, logp.cpu().numpy()
+        answers.lengths[rows] = step + 1
+        answers.stopped[rows] = np.isin(new, stops)
+        going = ~answers.stopped[rows] & (step + 1 < limits[rows])
+        if not going.any():
             break
-        if len(left) <= LEAVE_SHARE * len(alive):
-            decoding.keep(left)
-            alive, token = alive[left], token[left.to(device)]
-        hidden = decoding.step(token)
-    return [
-        Completion(t[:n], p[:n], StopReason.STOP if stop else StopReason.LENGTH)
-        for t, p, n, stop in zip(
-            tokens.tolist(), logps.tolist(), lengths.tolist(), stopped.tolist(), strict=True
-        )
-    ]
+        rows = rows[going]
+        parents, tokens, state = _fork(state[going], new[going])
+        if len(parents) <= LEAVE_SHARE * len(hidden) or len(np.unique(parents)) < len(parents):
+            decoding.keep(torch.from_numpy(parents))
+        else:  # no state is needed twice: the few that nobody needs any more stay, and are fed anything
+            fed = np.zeros(len(hidden), np.int64)
+            fed[parents], tokens, state = tokens, fed, parents[state]
+        hidden = decoding.step(torch.from_numpy(tokens).to(device))
+    return answers
 
 
-def _uniforms(keys: list[tuple[int, ...]], count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _fork(
+    state: NDArray[np.int64], token: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """States that rows at `state` [R] reach by `token` [R]: parent and token of each [S], and the place of each row."""
+    pairs, place = np.unique(np.stack((state, token)), axis=1, return_inverse=True)
+    return pairs[0], pairs[1], place.reshape(-1)
+
+
+def _uniforms(keys: list[tuple[int, ...]], count: int) -> NDArray[np.float64]:
     return np.stack([np.random.default_rng(key).random(count) for key in keys])
 
 
-def choose(logits: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Next token [R] and its log-probability [R]: the argmax, or the token whose slice of the mass holds `uniform`."""
+def choose(
+    logits: Tensor, sampling: Sampling, uniform: Tensor | None, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Next token [R] and its log-probability [R]: the argmax, or the token whose slice of the mass holds `uniform`.
+
+    Result i draws from `logits[rows[i]]`; without `rows`, from `logits[i]`.
+    """
+    rows = torch.arange(len(logits), device=logits.device) if rows is None else rows
     if uniform is None:
-        token = logits.argmax(dim=-1)
+        token = logits.argmax(dim=-1)[rows]
         return token, torch.zeros_like(token, dtype=torch.float32)
     p = restrict(logits, sampling).softmax(dim=-1, dtype=torch.float32)
     blocks = F.pad(p, (0, -p.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
-    before = blocks.sum(dim=-1).double().cumsum(dim=-1)
+    before = blocks.sum(dim=-1).double().cumsum(dim=-1)[rows]
     target = uniform[:, None] * before[:, -1:]
     block = _first_above(before, target)
     rest = target - torch.where(block > 0, before.gather(-1, (block - 1).clamp(min=0)), 0.0)
-    within = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1).double().cumsum(dim=-1)
-    token = block * BLOCK + _first_above(within, rest)
-    return token.squeeze(-1), p.gather(-1, token).squeeze(-1).log()
+    within = blocks[rows, block.squeeze(-1)].double().cumsum(dim=-1)
+    token = (block * BLOCK + _first_above(within, rest)).squeeze(-1)
+    return token, p[rows, token].log()
 
 
 def _first_above(mass: Tensor, target: Tensor) -> Tensor:
@@ -173,42 +212,42 @@ def _first_above(mass: Tensor, target: Tensor) -> Tensor:
 
 
 class LlamaDecoding:
-    """`Decoding` on the fast path: prompts left-padded into one cache [L, 2, R, K, slots, E], rows in lockstep."""
+    """`Decoding` on the fast path: prompts left-padded into one cache [L, 2, S, K, slots, E], states in lockstep."""
 
     def __init__(self, decoder: LlamaDecoder) -> None:
         self.decoder = decoder
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], rows: Tensor, room: int) -> Tensor:
-        """Compute each distinct prompt once and copy its keys and values to its rows."""
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
+        """Compute the prompts packed and spread their keys and values."""
         d, device = self.decoder, self.decoder.embedding.device
         none = torch.zeros(len(prompts), dtype=torch.long)
         packed = pack(prompts, none[:, None], none).to(device)
         x, _, qkvs = d.forward(packed)
-        lengths = torch.tensor([len(prompt) for prompt in prompts])[rows]
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
         slots = torch.arange(longest) - (longest - lengths)[:, None]  # negative before the prompt begins
-        index = packed.whole[rows[:, None], slots.clamp(min=0)]
-        shape = (len(qkvs), 2, len(rows), d.kv_heads, longest + room - 1, d.head_size)
+        index = packed.whole.gather(1, slots.clamp(min=0))
+        shape = (len(qkvs), 2, len(prompts), d.kv_heads, longest + room - 1, d.head_size)
         self.cache = torch.empty(shape, dtype=qkvs[0].dtype, device=device)
         for layer, qkv in enumerate(qkvs):
-            kv = qkv[:, d.heads :].unflatten(1, (2, d.kv_heads))[index]  # [R, P, 2, K, E]
+            kv = qkv[:, d.heads :].unflatten(1, (2, d.kv_heads))[index]  # [S, P, 2, K, E]
             self.cache[layer, ..., :longest, :] = kv.permute(2, 0, 3, 1, 4)
         self.filled, self.positions = longest, lengths.to(device)
         padded = bool((lengths < longest).any())
-        reach = torch.ones(len(rows), shape[4], dtype=torch.bool, device=device)
+        reach = torch.ones(len(prompts), shape[4], dtype=torch.bool, device=device)
         reach[:, :longest] = (slots >= 0).to(device)
         self.mask = reach[:, None, None] if padded else None
         return d.final_norm(x[index[:, -1]])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token per row, writing its key and value into the next slot."""
+        """Feed one token per state, writing its key and value into the next slot."""
         d, slot = self.decoder, self.filled
         self.filled += 1
         cos, sin = d.angles(self.positions, slot + 1)
         self.positions = self.positions + 1
         mask = None if self.mask is None else self.mask[..., : self.filled]
         grouped = (len(tokens), d.kv_heads, d.heads // d.kv_heads, d.head_size)
-        x = d.embedding[tokens].float().t().contiguous()  # [D, R]: a few rows are fastest as columns
+        x = d.embedding[tokens].float().t().contiguous()  # [D, S]: a few rows are fastest as columns
         for w, layer in zip(d.weights, self.cache, strict=True):
             qkv = d.column_qkv(w, x, cos, sin)
             layer[:, :, :, slot] = qkv[:, d.heads :].unflatten(1, (2, d.kv_heads)).transpose(0, 1)
@@ -221,11 +260,11 @@ class LlamaDecoding:
         return d.final_norm(x.t())
 
     def keep(self, rows: Tensor) -> None:
-        """Copy the cache of the rows that stay."""
+        """Copy the filled part of the cache."""
         rows = rows.to(self.cache.device)
-        smaller = self.cache.new_empty(*self.cache.shape[:2], len(rows), *self.cache.shape[3:])
-        smaller[..., : self.filled, :] = self.cache[:, :, rows, :, : self.filled]
-        self.cache, self.positions = smaller, self.positions[rows]
+        copy = self.cache.new_empty(*self.cache.shape[:2], len(rows), *self.cache.shape[3:])
+        copy[..., : self.filled, :] = self.cache[:, :, rows, :, : self.filled]
+        self.cache, self.positions = copy, self.positions[rows]
         self.mask = None if self.mask is None else self.mask[rows]
 
 
@@ -250,8 +289,8 @@ class TransformersDecoding:
         with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
             return self.body(input_ids=ids, **given).last_hidden_state[:, -1]
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], rows: Tensor, room: int) -> Tensor:
-        """Left-padded forward pass over the distinct prompts, its cache repeated to the rows."""
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
+        """Left-padded forward pass over the prompts."""
         device = next(self.body.parameters()).device
         longest = max(len(prompt) for prompt in prompts)
         ids = torch.full((len(prompts), longest), self.pad)
@@ -261,17 +300,15 @@ class TransformersDecoding:
             mask[i, longest - len(prompt) :] = 1
         self.mask = mask.to(device)
         positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        hidden = self._forward(ids.to(device), positions)
-        self.keep(rows)
-        return hidden[rows.to(device)]
+        return self._forward(ids.to(device), positions)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token per row."""
+        """Feed one token per state."""
         self.mask = F.pad(self.mask, (0, 1), value=1)
         return self._forward(tokens[:, None], self.mask.sum(dim=1, keepdim=True) - 1)
 
     def keep(self, rows: Tensor) -> None:
-        """Select rows of the library's cache (prompts repeat when rows repeat)."""
+        """Select states of the library's cache."""
         rows = rows.to(self.mask.device)
         self.cache.batch_select_indices(rows)
         self.mask = self.mask[rows]

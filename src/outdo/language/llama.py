@@ -18,12 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outdo.language.attention import Layout
+from outdo.language.attention import Layout, Operands
+from outdo.language.elementwise import (
+    column_norm,
+    gated,
+    gated_backward,
+    rms_norm,
+    rms_norm_backward,
+)
 from outdo.language.flat import FlatParameters
 from outdo.language.packing import Packed
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `config.model_type` whose decoder this file computes."""
+
+KEPT_SCORES = 1 << 22
+"""Up to so many attention scores in all layers together are kept for the backward pass, not computed again."""
 
 
 def supports(config: Any) -> str | None:
@@ -82,10 +92,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the backward pass of one layer needs of the forward pass; all but `x` in the compute dtype."""
+    """What the backward pass of one layer needs of the forward pass; all but `x` in the compute dtype.
+
+    `operands` is what attention was computed from, where that is small; elsewhere it comes from `qkv` again.
+    """
 
     x: Tensor
     qkv: Tensor
+    operands: list[Operands] | None
     attended: Tensor
     projected: Tensor
     gate_up: Tensor
@@ -168,8 +182,7 @@ class LlamaDecoder:
     def feed_forward(self, w: Block, middle: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's output [N, D], and the gate and up projections [N, 2F] it came from."""
         gate_up = F.linear(rms_norm(middle, w.norm2, self.eps, w.gate_up.dtype), w.gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return middle + F.linear(F.silu(gate) * up, w.down), gate_up
+        return middle + F.linear(gated(gate_up), w.down), gate_up
 
     def column_qkv(self, w: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`project` for a few tokens that are the columns of x [D, N], the weight on the left of the product."""
@@ -193,15 +206,18 @@ class LlamaDecoder:
         cos, sin = self.angles(_padded(packed.positions), packed.max_position)
         layout = Layout(packed, self.heads, self.kv_heads)
         x = self.embedding[_padded(packed.tokens)].float()
+        kept = layout.scores * len(self.weights) <= KEPT_SCORES
         saved: list[_Saved] = []
         qkvs: list[Tensor] = []
         for w in self.weights:
             qkv = self.project(w, x, cos, sin)
-            attended = layout.attend(qkv)
+            operands: list[Operands] | None = layout.operands(qkv)
+            attended = layout.attend(operands)
+            operands = operands if kept else None  # what is not kept makes room at once
             projected = F.linear(attended, w.o)
             after, gate_up = self.feed_forward(w, x + projected)
             if save:
-                saved.append(_Saved(x, qkv, attended, projected, gate_up))
+                saved.append(_Saved(x, qkv, operands, attended, projected, gate_up))
             else:
                 qkvs.append(qkv)
             x = after
@@ -231,14 +247,9 @@ class LlamaDecoder:
 
     def _feed_forward_backward(self, w: Block, g: Block, kept: _Saved, grad: Tensor) -> Tensor:
         dtype = w.down.dtype
-        gate, up = kept.gate_up.chunk(2, dim=-1)
-        active = F.silu(gate)
         dy = grad.to(dtype)
-        add_product(g.down, dy, active * up)
-        da = dy @ w.down
-        dgate_up = torch.empty_like(kept.gate_up)
-        torch.mul(da, active, out=dgate_up[:, gate.shape[1] :])
-        dgate_up[:, : gate.shape[1]] = torch.ops.aten.silu_backward(da * up, gate)
+        active, dgate_up = gated_backward(kept.gate_up, dy @ w.down)
+        add_product(g.down, dy, active)
         middle = kept.middle
         add_product(g.gate_up, dgate_up, rms_norm(middle, w.norm2, self.eps, dtype))
         dh = dgate_up @ w.gate_up
@@ -250,7 +261,8 @@ class LlamaDecoder:
         dtype = w.o.dtype
         dy = grad.to(dtype)
         add_product(g.o, dy, kept.attended)
-        dqkv = self._rotate(layout.attend_backward(kept.qkv, dy @ w.o), cos, -sin)
+        operands = layout.operands(kept.qkv) if kept.operands is None else kept.operands
+        dqkv = self._rotate(layout.attend_backward(operands, dy @ w.o), cos, -sin)
         normed = rms_norm(kept.x, w.norm1, self.eps, dtype)
         if w.q_norm is not None:
             dqkv = self._head_norm_backward(w, g, normed, dqkv)
@@ -285,24 +297,3 @@ def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
         into.addmm_(left.t(), right)
     else:
         into.add_(torch.mm(left.t(), right))
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """Root-mean-square norm x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32, given in `dtype`."""
-    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
-    return (x * scale).mul_(weight).to(dtype)
-
-
-def column_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """`rms_norm` of the columns of x [D, N]."""
-    scale = torch.rsqrt(x.square().mean(dim=0).add_(eps))
-    return (x * scale).mul_(weight[:, None]).to(dtype)
-
-
-def rms_norm_backward(x: Tensor, weight: Tensor, eps: float, grad: Tensor, add_to: Tensor) -> Tensor:
-    """Gradient of `rms_norm` by x; the weight's gradient is added to `add_to`."""
-    scale = torch.rsqrt(x.square().mean(dim=-1, keepdim=True).add_(eps))
-    normed = x * scale
-    add_to.add_((grad * normed).flatten(0, -2).sum(dim=0))
-    g = grad * weight
-    return (g - normed * (g * normed).mean(dim=-1, keepdim=True)).mul_(scale)

@@ -56,6 +56,19 @@ class Packed:
         return self.whole.shape[1]
 
 
+def distinct_rows(
+    prompts: Sequence[tuple[int, ...]], action: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first of all rows that are alike in prompt and completion [U], and where among those each row's is [R]."""
+    places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    first, place = list[int](), list[int]()
+    for i, (prompt, answer, n) in enumerate(zip(prompts, action.tolist(), lengths.tolist(), strict=True)):
+        place.append(places.setdefault((prompt, tuple(answer[:n])), len(places)))
+        if len(places) > len(first):
+            first.append(i)
+    return torch.tensor(first), torch.tensor(place)
+
+
 def shared_length(prompts: Sequence[tuple[int, ...]]) -> int:
     """How many tokens all prompts begin with."""
     first, last = min(prompts), max(prompts)
@@ -120,3 +133,19 @@ def _spread(starts: Tensor, lengths: Tensor, padding: int) -> Tensor:
     """Indices [rows, longest] of pieces that start at `starts`; `padding` beyond each length."""
     steps = torch.arange(int(lengths.max()))
     return torch.where(steps < lengths[:, None], starts[:, None] + steps, padding)
+
+
+def packed_rows(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], budget: int) -> list[Tensor]:
+    """Rows in pieces of about `budget` tokens (one row at least), those of one prompt next to each other."""
+    order = sorted(range(len(prompts)), key=lambda i: (prompts[i], -lengths[i]))
+    pieces: list[list[int]] = []
+    used = 0
+    for i in order:
+        common = shared_length([prompts[pieces[-1][-1]], prompts[i]]) if pieces else 0
+        cost = lengths[i] + len(prompts[i])
+        if not pieces or used + cost - common > budget:
+            pieces.append([])
+            used = common = 0
+        pieces[-1].append(i)
+        used += cost - common
+    return [torch.tensor(piece) for piece in pieces]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from outdo.core.batch import Batch
+from outdo.core.batch import Batch, take
 from outdo.core.protocols import Evaluation
 from outdo.language.adapters import Lora, with_adapters
-from outdo.language.engine import LlamaDecoding, TransformersDecoding, check_prompts, generate
+from outdo.language.compiled import llama_decode
+from outdo.language.engine import Decode, TransformersDecoding, check_prompts, decode_stepwise, generate
 from outdo.language.flat import FlatParameters
 from outdo.language.forward import fast_forward, padded_forward, padded_rows
 from outdo.language.head import Head, differentiable_score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
 from outdo.language.load import Loaded, ModelError, load
 from outdo.language.memory import keep_freed_pages
-from outdo.language.packing import Packed, pack, shared_length
+from outdo.language.packing import Packed, distinct_rows, pack, packed_rows
 from outdo.language.placement import Precision, choose_device, compute_dtype
 from outdo.language.sampling import Completion, Sampling, TextObs
 
@@ -191,15 +193,14 @@ class CausalPolicy:
 
         Raises `PromptTooLongError` with the prompt's index.
         """
-        return generate(
-            self._decoding, self._head(), prompts, copies, sampling, streams, self.stop_tokens, self.context
-        )
+        return generate(self._decode(), prompts, copies, sampling, streams, self.stop_tokens, self.context)
 
-    def _decoding(self) -> LlamaDecoding | TransformersDecoding:
+    def _decode(self) -> Decode:
         if self.decoder is not None:
-            return LlamaDecoding(self.decoder)
+            return llama_decode(self.decoder, self._head())
         pad = self.tokenizer.pad_token_id or 0
-        return TransformersDecoding(self.base.get_decoder(), pad, self._autocast)
+        start = partial(TransformersDecoding, self.base.get_decoder(), pad, self._autocast)
+        return partial(decode_stepwise, start, self._head())
 
     # -- learning -----------------------------------------------------------------------------------------
 
@@ -207,11 +208,21 @@ class CausalPolicy:
         """Log-probability, entropy and value [B, T] of the completion tokens; see `Policy.evaluate`.
 
         Tokens are scored under `batch.obs.sampling`: tempered and cut as they were sampled. A greedy batch is
-        scored at temperature 1. The entropy carries gradient only where `entropy` asks for it.
+        scored at temperature 1. The entropy carries gradient only where `entropy` asks for it. Rows that are
+        alike are computed once: their gradients add up on the way back.
         """
+        self._check_lengths(batch.obs, batch.lengths)
+        first, place = distinct_rows(batch.obs.prompts, batch.action, batch.lengths)
+        found = self._evaluate(batch.select(first), entropy)
+        place = place.to(found.logp.device)
+        of = [None if x is None else x[place] for x in (found.logp, found.entropy, found.value)]
+        assert of[0] is not None
+        return Evaluation(of[0], of[1], of[2])
+
+    def _evaluate(self, batch: Batch, entropy: bool) -> Evaluation:
+        """`evaluate`, every row on its own."""
         obs: TextObs = batch.obs
         lengths = batch.lengths
-        self._check_lengths(obs, lengths)
         sampling = Sampling() if obs.sampling.greedy else obs.sampling
         piece = pack(obs.prompts, batch.action, lengths).to(self.device)
         if self.decoder is not None:
@@ -272,22 +283,20 @@ class CausalPolicy:
                 )
 
     def micro_batches(self, batch: Batch, budget: int) -> list[Tensor]:
-        """Rows in pieces of about `budget` computed tokens; on the fast path what prompts share counts once."""
-        lengths, prompts = batch.lengths.tolist(), batch.obs.prompts
+        """Rows in pieces of about `budget` computed tokens: rows that are alike count once and stay together.
+
+        On the fast path what prompts share counts once, too.
+        """
+        first, place = distinct_rows(batch.obs.prompts, batch.action, batch.lengths)
+        lengths, prompts = batch.lengths[first].tolist(), take(batch.obs.prompts, first)
         if self.decoder is None:
-            return padded_rows([len(p) + n for p, n in zip(prompts, lengths, strict=True)], budget)
-        order = sorted(range(len(prompts)), key=lambda i: (prompts[i], -lengths[i]))
-        pieces: list[list[int]] = []
-        used = 0
-        for i in order:
-            common = shared_length([prompts[pieces[-1][-1]], prompts[i]]) if pieces else 0
-            cost = lengths[i] + len(prompts[i])
-            if not pieces or used + cost - common > budget:
-                pieces.append([])
-                used = common = 0
-            pieces[-1].append(i)
-            used += cost - common
-        return [torch.tensor(piece) for piece in pieces]
+            pieces = padded_rows([len(p) + n for p, n in zip(prompts, lengths, strict=True)], budget)
+        else:
+            pieces = packed_rows(prompts, lengths, budget)
+        alike: list[list[int]] = [[] for _ in lengths]
+        for row, at in enumerate(place.tolist()):
+            alike[at].append(row)
+        return [torch.tensor([row for at in piece.tolist() for row in alike[at]]) for piece in pieces]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The flat buffers `matrices` and `vectors` (or the adapters' parameters), and the value head's."""

@@ -1,0 +1,122 @@
+"""Decoding of small models on a CPU without a framework: `engine.Decode` by `outdo.language.kernels`.
+
+Where a product takes microseconds, calling it takes longer than computing it. Here only the prompts are computed by
+torch; the rest is one compiled loop, for which each thread has rows of its own, so that none waits for another.
+
+Axes: R rows, H query heads, K key/value heads, E head size, P longest prompt, S slots of the cache.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outdo.language import kernels
+from outdo.language.engine import Answers, Decode, Job, LlamaDecoding, decode_stepwise
+from outdo.language.head import Head
+from outdo.language.llama import Block, LlamaDecoder
+from outdo.language.packing import pack
+
+LARGEST = 1 << 23
+"""Matrices with more weights than this are left to torch: there the products count, and its are faster."""
+
+
+def llama_decode(decoder: LlamaDecoder, head: Head) -> Decode:
+    """The fastest way to decode a Llama-shaped model: compiled if it is small, in float32 and on a CPU."""
+    weights = decoder.flat.shadow
+    if weights.dtype == torch.float32 and weights.device.type == "cpu" and weights.numel() <= LARGEST:
+        return partial(decode, decoder, head)
+    return partial(decode_stepwise, partial(LlamaDecoding, decoder), head)
+
+
+@torch.no_grad()
+def decode(decoder: LlamaDecoder, head: Head, job: Job) -> Answers:
+    """Decode a job; each of torch's threads takes a share of the rows to their ends."""
+    answers = Answers(len(job.rows), job.uniforms.shape[1])
+    hidden, keys, values = _prefill(decoder, job)
+    model = _model(decoder, head, keys.shape[4])
+    sampling = job.sampling
+    draw = kernels.Draw(np.float32(sampling.temperature), sampling.top_k, sampling.top_p)
+    filled = np.array([len(job.prompts[i]) for i in job.rows])
+    limits, stops = np.array(job.limits), np.array(job.stop_tokens, np.int64)
+
+    def run(part: slice) -> None:
+        kernels.decode(
+            model,
+            hidden.numpy()[part],
+            keys.numpy()[part],
+            values.numpy()[part],
+            filled[part],
+            limits[part],
+            job.uniforms[part],
+            draw,
+            stops,
+            answers.tokens[part],
+            answers.logps[part],
+            answers.lengths[part],
+            answers.stopped[part],
+        )
+
+    parts = _parts(len(job.rows), torch.get_num_threads())
+    if len(parts) == 1:
+        run(parts[0])
+    else:
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(run, parts))
+    return answers
+
+
+def _parts(rows: int, threads: int) -> list[slice]:
+    """Slices of about equally many rows, one a thread; products take rows in fours, so fewer make no sense."""
+    each = -(-rows // threads)
+    each += -each % 4
+    return [slice(first, min(first + each, rows)) for first in range(0, rows, each)]
+
+
+def _prefill(d: LlamaDecoder, job: Job) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states [R, D] that predict the first tokens, and caches [R, layers, K, E, S] and [R, layers, K, S, E]."""
+    none = torch.zeros(len(job.prompts), dtype=torch.long)
+    packed = pack(job.prompts, none[:, None], none)
+    x, _, qkvs = d.forward(packed)
+    rows, longest = torch.tensor(job.rows), packed.whole.shape[1]
+    index = packed.whole.clamp(
+        max=len(packed.tokens) - 1
+    )  # beyond a prompt's end nothing reads what is there
+    shape = (len(rows), len(qkvs), d.kv_heads, longest + job.uniforms.shape[1] - 1, d.head_size)
+    keys, values = torch.empty(*shape[:3], shape[4], shape[3]), torch.empty(shape)
+    for layer, qkv in enumerate(qkvs):
+        key, value = qkv[:, d.heads :].unflatten(1, (2, d.kv_heads))[index].unbind(2)  # [prompts, P, K, E]
+        keys[:, layer, ..., :longest] = key.permute(0, 2, 3, 1)[rows]
+        values[:, layer, :, :longest] = value.transpose(1, 2)[rows]
+    last = torch.tensor([len(prompt) - 1 for prompt in job.prompts])
+    return d.final_norm(x[index[torch.arange(len(last)), last]])[rows], keys, values
+
+
+def _model(d: LlamaDecoder, head: Head, slots: int) -> kernels.Model:
+    """The weights for the kernels; the arrays are the decoder's own memory."""
+    cos, sin = d.angles(torch.arange(slots), slots)
+    places = np.array([_places(w) for w in d.weights])
+    return kernels.Model(
+        matrices=d.flat.shadow.numpy(),
+        vectors=d.flat.vectors.detach().numpy(),
+        places=places,
+        embedding=d.embedding.numpy(),
+        norm=d.norm.numpy(),
+        head=head.weight.numpy(),
+        cos=cos.squeeze(1).numpy(),
+        sin=sin.squeeze(1).numpy(),
+        eps=np.float32(d.eps),
+        heads=d.heads,
+        kv_heads=d.kv_heads,
+        units=d.weights[0].down.shape[1],
+    )
+
+
+def _places(w: Block) -> list[int]:
+    """Where a layer's weights begin in the flat buffers, in the order of the kernels' columns."""
+    weights = (w.norm1, w.qkv, w.qkv_bias, w.q_norm, w.k_norm, w.o, w.norm2, w.gate_up, w.down)
+    return [-1 if weight is None else int(weight.storage_offset()) for weight in weights]
