@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outdo.language import kernels
 from outdo.language.engine import Answers, Decode, Job, LlamaDecoding, decode_stepwise
 from outdo.language.head import Head
 from outdo.language.llama import Block, LlamaDecoder
 from outdo.language.packing import pack
+
+if TYPE_CHECKING:
+    from outdo.language.kernels import Model
 
 LARGEST = 1 << 23
 """Matrices with more weights than this are left to torch: there the products count, and its are faster."""
@@ -36,6 +39,8 @@ def llama_decode(decoder: LlamaDecoder, head: Head) -> Decode:
 @torch.no_grad()
 def decode(decoder: LlamaDecoder, head: Head, job: Job) -> Answers:
     """Decode a job; each of torch's threads takes a share of the rows to their ends."""
+    from outdo.language import kernels  # here, as numba takes a while to import, and memory
+
     answers = Answers(len(job.rows), job.uniforms.shape[1])
     hidden, keys, values = _prefill(decoder, job)
     model = _model(decoder, head, keys.shape[4])
@@ -96,11 +101,13 @@ def _prefill(d: LlamaDecoder, job: Job) -> tuple[Tensor, Tensor, Tensor]:
     return d.final_norm(x[index[torch.arange(len(last)), last]])[rows], keys, values
 
 
-def _model(d: LlamaDecoder, head: Head, slots: int) -> kernels.Model:
+def _model(d: LlamaDecoder, head: Head, slots: int) -> Model:
     """The weights for the kernels; the arrays are the decoder's own memory."""
+    from outdo.language.kernels import Model
+
     cos, sin = d.angles(torch.arange(slots), slots)
     places = np.array([_places(w) for w in d.weights])
-    return kernels.Model(
+    return Model(
         matrices=d.flat.shadow.numpy(),
         vectors=d.flat.vectors.detach().numpy(),
         places=places,

@@ -329,3 +329,53 @@ def decode(
         for layer in range(len(model.places)):
             _layer(model, layer, live, slots, keys, values, work)
         _add_and_norm(x, change, going, model.norm, model.eps, normed)
+
+
+@numba.njit(**SUMS)
+def rows_norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
+    """`norm` of every row of x [N, D]."""
+    for n in range(len(x)):
+        norm(x[n], weight, eps, out[n])
+
+
+@numba.njit(**SUMS)
+def rows_norm_backward(x: Any, weight: Any, eps: Any, grad: Any, add_to: Any, out: Any) -> None:
+    """Gradient [N, D] of `rows_norm`; the weight's is added to `add_to` [D]."""
+    size = np.float32(weight.size)
+    for n in range(len(x)):
+        a, g, y = x[n], grad[n], out[n]
+        squares = along = np.float32(0)
+        for d in range(weight.size):
+            squares += a[d] * a[d]
+            along += a[d] * g[d] * weight[d]
+        scale = np.float32(1) / np.sqrt(squares / size + eps)
+        back = along * scale * scale / size
+        for d in range(weight.size):
+            y[d] = (g[d] * weight[d] - a[d] * back) * scale
+        for d in range(weight.size):
+            add_to[d] += g[d] * a[d] * scale
+
+
+@numba.njit(**SUMS)
+def gated(gate_up: Any, out: Any) -> None:
+    """silu(gate) * up [N, F] of both side by side [N, 2F]."""
+    units = out.shape[1]
+    for n in range(len(out)):
+        gate, up, y = gate_up[n, :units], gate_up[n, units:], out[n]
+        for f in range(units):
+            y[f] = gate[f] / (np.float32(1) + exp(-gate[f])) * up[f]
+
+
+@numba.njit(**SUMS)
+def gated_backward(gate_up: Any, grad: Any, out: Any, change: Any) -> None:
+    """`gated` again, and its gradient by `gate_up` [N, 2F]."""
+    one, units = np.float32(1), out.shape[1]
+    for n in range(len(out)):
+        gate, up, g, y = gate_up[n, :units], gate_up[n, units:], grad[n], out[n]
+        by_gate, by_up = change[n, :units], change[n, units:]
+        for f in range(units):
+            share = one / (one + exp(-gate[f]))
+            active = gate[f] * share
+            y[f] = active * up[f]
+            by_up[f] = g[f] * active
+            by_gate[f] = g[f] * up[f] * (share + active * (one - share))
