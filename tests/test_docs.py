@@ -80,7 +80,7 @@ def test_the_readme_from_top_to_bottom(tmp_path, monkeypatch):
 def test_the_readme_explains_every_figure_of_the_progress_line():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     for metric, label, _ in SHOWN:
-        if metric != "time/tokens_per_second":
+        if not metric.startswith("time/"):
             assert re.search(rf"^\| `{re.escape(label)}` \| `{metric}` \|", text, re.MULTILINE), label
 
 

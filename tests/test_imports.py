@@ -13,7 +13,7 @@ import outdo
 
 ROOT = Path(outdo.__file__).parent
 PARTS = {"core", "training", "language", "control", "driving", "lab", "audit", "report", "recipes"}
-ABOVE = {"recipe", "run", "config", "cli", "__init__", "__main__"}
+ABOVE = {"recipe", "run", "seeds", "tables", "config", "cli", "__init__", "__main__"}
 ALLOWED = {
     "core": {"core"},
     "training": {"core", "training"},

@@ -220,3 +220,54 @@ def test_every_field_is_documented():
 def test_a_recipe_is_frozen(small):
     with pytest.raises(ValueError, match="frozen"):
         read(small).seed = 3
+
+
+CONTROL = """
+[env]
+id = "CartPole-v1"
+[policy]
+kind = "mlp"
+[[stage]]
+kind = "rl"
+steps = 3
+[evaluation]
+episodes = 4
+"""
+
+
+@pytest.fixture
+def cartpole(tmp_path) -> Path:
+    (tmp_path / "control.toml").write_text(CONTROL)
+    return tmp_path / "control.toml"
+
+
+def test_the_kind_of_policy_says_which_recipe_it_is(cartpole, small):
+    control, language = read(cartpole), read(small)
+    assert isinstance(control, config.ControlRecipe)
+    assert isinstance(language, config.LanguageRecipe)
+    assert (control.threads, language.threads) == (1, None)
+    assert control.checkpoint.best_by == "deterministic/return"
+    assert language.checkpoint.best_by == "greedy/accuracy"
+    assert stage_algorithm(control.stage[0]) == PRESETS["ppo"].algorithm
+    changed = read(cartpole, {"rl.algorithm.gamma": 0.9, "rl.algorithm.advantage.scale": "minibatch"})
+    assert stage_algorithm(changed.stage[0]).advantage.scale == "minibatch"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"rl.horizn": 3}, r"unknown key 'rl\.horizn'; did you mean 'horizon'"),
+        ({"env.idd": "x"}, r"unknown key 'env\.idd'; did you mean 'id'"),
+        ({"rl.prompts": 3}, r"unknown key 'rl\.prompts'"),
+        ({"task.name": "x"}, r"unknown key 'task\.name'; "),
+        ({"policy.kind": "mpl"}, r"policy\.kind: .*'causal_lm', 'mlp', 'cnn', 'gru' \(got 'mpl'\)"),
+        ({"policy.critic": "none"}, r"rl\.algorithm: .*critic"),
+        ({"rl.group": 4}, r"rl: group = 4 needs whole episodes"),
+        ({"rl.group": 4, "rl.episodes": 6}, r"rl: group = 4 .*got 6"),
+        ({"rl.algorithm": "grpo", "rl.episodes": 6}, r"rl\.algorithm: .*group = 1"),
+        ({"evaluation.problems": 3}, r"unknown key 'evaluation\.problems'"),
+    ],
+)
+def test_mistakes_in_a_control_recipe_are_named_with_their_place(overrides, message, cartpole):
+    with pytest.raises(RecipeError, match=message):
+        read(cartpole, overrides)

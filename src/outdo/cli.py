@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-if TYPE_CHECKING:
-    from outdo.training.loop import Result
+from typer.core import TyperGroup
 
 if "" not in sys.path:
     sys.path.insert(0, "")  # rewards and data of one's own are found in the current folder, as by `python -m`
@@ -38,7 +34,7 @@ Step = Annotated[
 
 
 @contextmanager
-def _mistakes(debug: bool) -> Generator[None]:
+def _mistakes(debug: bool, stopped: str = "stopped") -> Generator[None]:
     """Print what a person can mend as one message and leave with code 2; `debug` shows the traceback.
 
     Of runtime errors only those that outdo raises itself are such; others are faults, and show theirs.
@@ -51,7 +47,7 @@ def _mistakes(debug: bool) -> Generator[None]:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
     except KeyboardInterrupt as error:
-        print("stopped at once; the last checkpoint is whole: continue with --resume", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         raise typer.Exit(130) from error
 
 
@@ -67,81 +63,35 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out from its last checkpoint.")
     ] = False,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many seeds, from the recipe's on, and put them together."),
+    ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Train as a recipe says."""
-    with _mistakes(debug):
+    with _mistakes(debug, "stopped at once; the last checkpoint is whole: continue with --resume"):
+        from outdo import tables
         from outdo.recipe import parse_override
         from outdo.run import run
+        from outdo.seeds import run_seeds
         from outdo.training.display import display
 
         given = dict(parse_override(text) for text in overrides or [])
-        result = run(recipe, given, out=out, resume=resume, display=display())
-        summary = json.loads((result.folder / "summary.json").read_text())
+        if seeds is None:
+            result = run(recipe, given, out=out, resume=resume, display=display())
+            summary = json.loads((result.folder / "summary.json").read_text())
+        else:
+            result, summary = run_seeds(recipe, given, seeds, out=out, resume=resume, display=display)
         if as_json:
             print(json.dumps({"folder": str(result.folder), **summary}))
+        elif seeds is None:
+            tables.print_result(result, summary)
         else:
-            _print_result(result, summary)
+            tables.print_seeds(result, summary)
     if result.interrupted_by is not None:
         raise typer.Exit(128 + signal.Signals[result.interrupted_by])
-
-
-def _print_result(result: Result, summary: Mapping[str, Any]) -> None:
-    """The table, samples before and after, and where everything is."""
-    console = Console()
-    if result.interrupted_by is not None:
-        console.print(
-            f"{result.interrupted_by}: saved after {result.steps} updates. "
-            f"Continue with: outdo train {result.folder} --resume",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return
-    if summary["results"]:
-        console.print(_table(summary["results"]))
-    _print_samples(console, result.folder)
-    console.print(f"run folder: {result.folder}", highlight=False, soft_wrap=True)
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Held-out accuracy with 95 % intervals, one row per state of the policy."""
-    table = Table(title="held-out problems, 95 % intervals", box=box.SIMPLE, title_justify="left")
-    kinds = [kind for kind in ("greedy", "sampled") if any(f"{kind}/accuracy" in row for row in rows)]
-    tries = {key for row in rows for key in row if key.startswith("sampled/pass@") and key.count("/") == 1}
-    most = max(tries, default="", key=lambda key: int(key.rpartition("@")[2]))
-    for name in ("policy", "updates", *kinds, *([most.partition("/")[2]] if most else [])):
-        table.add_column(name, justify="left" if name == "policy" else "right", no_wrap=True)
-    for row in rows:
-        cells = [_interval(row, kind) for kind in kinds]
-        if row["policy"] == "demonstrations":
-            cells = ["" for _ in kinds]
-            cells[-1:] = [_interval(row, "demonstrations")]
-        last = [f"{row[most]:.3f}" if most in row else ""] if most else []
-        table.add_row(str(row["policy"]), str(row.get("updates", "")), *cells, *last)
-    return table
-
-
-def _interval(row: Mapping[str, Any], kind: str) -> str:
-    if f"{kind}/accuracy" not in row:
-        return ""
-    low, high = row[f"{kind}/low"], row[f"{kind}/high"]
-    return f"{row[f'{kind}/accuracy']:.3f} ({low:.2f}-{high:.2f})"
-
-
-def _print_samples(console: Console, folder: Path, problems: int = 3) -> None:
-    """What the policy answered to the same problems before anything and in the end."""
-    from outdo.run import evaluation_samples
-
-    samples = evaluation_samples(folder)
-    if len(samples) < 2:
-        return
-    before, after = samples[min(samples)], samples[max(samples)]
-    for first, last in list(zip(before, after, strict=False))[:problems]:
-        console.print(f"\n{first['prompt']}  (right: {first['answer']})", markup=False, highlight=False)
-        for when, row in (("before", first), ("after", last)):
-            verdict = "right" if row["right"] else "wrong"
-            console.print(f"  {when}, {verdict}: {row['greedy']!r}", markup=False, highlight=False)
 
 
 @app.command(name="eval")
@@ -154,22 +104,21 @@ def evaluate(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a run's policy on the held-out problems."""
+    """Evaluate a run's policy: on held-out problems, or by episodes."""
     with _mistakes(debug):
+        from outdo import tables
         from outdo.recipe import RecipeError, parse_override
         from outdo.run import open_run
 
         given = dict(parse_override(text) for text in overrides or [])
         _, parts, checkpoint = open_run(run, step, given)
         if parts.evaluator is None:
-            raise RecipeError(
-                "the run's recipe has no [evaluation]: give evaluation.problems=200, for example"
-            )
+            raise RecipeError("the run's recipe has no [evaluation]: give evaluation.every=0, for example")
         report = parts.evaluator(parts.policy)
         if as_json:
             print(json.dumps({"checkpoint": str(checkpoint), **report.metrics, "samples": report.samples}))
         else:
-            Console().print(_table([{"policy": checkpoint.name, **report.metrics}]))
+            tables.print_table([{"policy": checkpoint.name, **report.metrics}])
 
 
 @app.command()
@@ -254,3 +203,119 @@ def _settings(value: Any) -> str:
     if not isinstance(value, Mapping):
         return str(value)
     return ", ".join(f"{key} = {item}" for key, item in value.items())
+
+
+class _LabGroup(TyperGroup):
+    """`outdo lab ...` is short for `outdo lab run ...`: names of experiments and options need no word before."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put `run` in front of what begins with no command."""
+        if not args or args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+lab = typer.Typer(
+    cls=_LabGroup,
+    help=(
+        "Rerun the published figures with the library's own functions. `outdo lab gae kl` is short for "
+        "`outdo lab run gae kl`, `outdo lab` runs all; options: `outdo lab run --help`."
+    ),
+    pretty_exceptions_enable=False,
+)
+app.add_typer(lab, name="lab")
+Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds of each experiment; else its own number.")]
+Full = Annotated[bool, typer.Option("--full", help="More seeds; takes longer.")]
+
+
+@lab.command(name="run")
+def lab_run(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Experiments; left out: all.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and run none.")] = False,
+    seeds: Seeds = None,
+    full: Full = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for table, pictures and page; else a new one under runs/.")
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Measure, compare with the published and the exact value, and draw. Exit code 1: a figure is outside."""
+    with _mistakes(debug):
+        from outdo.lab import run as lab
+        from outdo.lab import show
+        from outdo.lab.experiment import Scale
+        from outdo.lab.registry import select
+        from outdo.training.display import display
+
+        if listed:
+            chosen = select(names or [])
+            if as_json:
+                print(json.dumps([{"name": e.name, "facts": e.facts, "title": e.title} for e in chosen]))
+            else:
+                show.console().print(show.experiments_table(chosen))
+            return
+        scale, folder = Scale(seeds, full), out or lab.new_folder()
+        lab.prepare(folder)
+        results = lab.run(names or [], scale, display())
+        page = lab.write(results, scale, folder, shlex.join(names or []))
+        if as_json:
+            print(json.dumps({"folder": str(folder), **lab.report(results, scale)}, ensure_ascii=False))
+        else:
+            console = show.console()
+            console.print(show.figures_table(results))
+            console.print(f"{show.summary(results)}\npage: {page}", soft_wrap=True)
+    if not all(result.within for result in results):
+        raise typer.Exit(1)
+
+
+@lab.command(name="explain")
+def lab_explain(
+    name: Annotated[str, typer.Argument(help="An experiment (see `outdo lab --list`).")],
+    seeds: Seeds = None,
+    full: Full = False,
+    debug: Debug = False,
+) -> None:
+    """Run one experiment and explain what it shows, with formula, settings and table."""
+    with _mistakes(debug):
+        from outdo.lab import run as lab
+        from outdo.lab import show
+        from outdo.lab.experiment import Scale
+
+        show.explanation(show.console(), lab.run([name], Scale(seeds, full))[0])
+
+
+@lab.command(name="compare")
+def lab_compare(
+    first: Annotated[str, typer.Argument(help="A preset (see `outdo algorithms`), such as ppo.")],
+    second: Annotated[str, typer.Argument(help="Another, such as grpo.")],
+    parameters: Annotated[
+        str, typer.Option(help="Size of the policy: 135M, 1.5B, a model folder or a shipped name.")
+    ] = "135M",
+    precision: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="Compute dtype over float32 weights.")
+    ] = "bfloat16",
+    group: Annotated[
+        int, typer.Option(min=1, help="Samples of each prompt where a group is the baseline.")
+    ] = 8,
+    critic: Annotated[
+        Literal["model", "head"], typer.Option(help="A second model, or a linear head on the policy.")
+    ] = "model",
+    reward_model: Annotated[
+        bool, typer.Option("--reward-model", help="Rewards come from a model of the policy's size.")
+    ] = False,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Two algorithms beside each other: models in memory with their bytes, samples, advantages, cost."""
+    with _mistakes(debug):
+        from outdo.lab import compare, show
+
+        setting = compare.Setting(compare.size(parameters), precision, group, reward_model, critic)
+        table = compare.compare(first, second, setting)
+        if as_json:
+            print(compare.as_json(table, setting))
+        else:
+            show.console().print(show.comparison_table(table, setting))

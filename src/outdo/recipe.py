@@ -7,15 +7,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from outdo.config import Recipe, RlStage, SftStage
+from outdo.config import ControlRecipe, LanguageRecipe, Recipe, StageConfig
 from outdo.core.algorithm import Algorithm
 from outdo.core.calls import nearest
 from outdo.core.presets import algorithm_from, describe
+
+WINGS: tuple[type[Recipe], ...] = (LanguageRecipe, ControlRecipe)
+"""The recipes there are; which one a table is follows from `policy.kind`."""
+
+ORDER = ("seed", "threads", "policy", "task", "env", "reward")
+"""Sections in the order they are written; the others follow."""
 
 FREE = ("checkpoint", "tracker")
 """Sections that may change between a run and its resumption: they do not touch what is learnt."""
@@ -84,13 +90,13 @@ def _override(table: dict[str, Any], key: str, value: Any) -> None:
     """Set the dotted `key` in the raw table."""
     first, *rest = key.split(".")
     place: Any = table
-    if first not in Recipe.model_fields or first == "stage":
+    if first not in model_of(table).model_fields or first == "stage":
         place, rest = _stage(table, first, rest), rest
     else:
         rest = [first, *rest]
     for part in rest[:-1]:
         if part == "algorithm":
-            _open_algorithm(place)
+            _open_algorithm(model_of(table), place)
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise RecipeError(f"{key}: {part!r} is no table, so nothing inside it can be set")
@@ -99,17 +105,37 @@ def _override(table: dict[str, Any], key: str, value: Any) -> None:
     place[rest[-1]] = value
 
 
-def _open_algorithm(stage: dict[str, Any]) -> None:
+def kinds_of(model: type[Recipe]) -> tuple[str, ...]:
+    """The kinds of policy of a wing's recipe."""
+    (policy,) = _models(model.model_fields["policy"].annotation)
+    return get_args(policy.model_fields["kind"].annotation)
+
+
+def model_of(table: Mapping[str, Any]) -> type[Recipe]:
+    """The recipe that a raw table is, by `policy.kind`; without one, by whether it has an `env`."""
+    policy = table.get("policy")
+    kind: Any = policy.get("kind") if isinstance(policy, Mapping) else None
+    by_kind = next((model for model in WINGS if kind in kinds_of(model)), None)
+    return by_kind or (ControlRecipe if "env" in table else LanguageRecipe)
+
+
+def _stage_model(model: type[Recipe], kind: object) -> type[BaseModel]:
+    """The stage of that kind, else the wing's last."""
+    stages = list(_models(model.model_fields["stage"].annotation))
+    return next((each for each in stages if each.model_fields["kind"].default == kind), stages[-1])
+
+
+def _open_algorithm(model: type[Recipe], stage: dict[str, Any]) -> None:
     """Make a stage's algorithm a table, so that parts of it can be set: a preset's name becomes its `preset`."""
-    model = SftStage if stage.get("kind") == "sft" else RlStage
-    algorithm = stage.get("algorithm", model.model_fields["algorithm"].default)
+    default = _stage_model(model, stage.get("kind")).model_fields["algorithm"].default
+    algorithm = stage.get("algorithm", default)
     stage["algorithm"] = {"preset": algorithm} if isinstance(algorithm, str) else algorithm
 
 
 def _stage(table: dict[str, Any], name: str, rest: list[str]) -> dict[str, Any]:
     """The stage that `name` addresses."""
     stages: list[dict[str, Any]] = table.get("stage", [])
-    names = [str(stage.get("name", stage.get("kind"))) for stage in stages]
+    names = [_stage_name(stage) for stage in stages]
     if names.count(name) == 1:
         return stages[names.index(name)]
     if name in names:
@@ -117,47 +143,58 @@ def _stage(table: dict[str, Any], name: str, rest: list[str]) -> dict[str, Any]:
             f"{name!r} names {names.count(name)} stages: give each a 'name' of its own in the recipe"
         )
     raise RecipeError(
-        f"unknown key {'.'.join([name, *rest])!r}; {nearest(name, [*Recipe.model_fields, *names])}"
+        f"unknown key {'.'.join([name, *rest])!r}; {nearest(name, [*model_of(table).model_fields, *names])}"
     )
+
+
+def _stage_name(stage: Any) -> str:
+    """What a raw stage is called: its name, or else its kind."""
+    return str(stage.get("name", stage.get("kind", "rl"))) if isinstance(stage, Mapping) else "stage"
 
 
 def validate(table: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """The recipe of a raw table. Raises RecipeError with one line per mistake."""
     try:
-        recipe = Recipe.model_validate(table)
+        recipe = model_of(table).model_validate(table)
     except ValidationError as error:
-        lines = [_mistake(dict(item)) for item in error.errors()]
+        lines = [_mistake(table, dict(item)) for item in error.errors()]
         raise RecipeError("\n".join(f"{where}: {line}" for line in lines)) from error
     for stage in recipe.stage:
         try:
-            algorithm = stage_algorithm(stage)
-            group = stage.group if isinstance(stage, RlStage) else 1
-            algorithm.check(group, recipe.policy.value_head)
+            stage_algorithm(stage).check(*recipe.fits(stage))
         except ValueError as error:
             raise RecipeError(f"{where}: {stage.name}.algorithm: {error}") from error
     return recipe
 
 
-def _mistake(error: dict[str, Any]) -> str:
+def _mistake(table: Mapping[str, Any], error: dict[str, Any]) -> str:
     """One of pydantic's errors as `key: what is wrong`."""
     place: list[Any] = list(error["loc"])
-    shown_place = place[2:] if len(place) > 2 and place[0] == "stage" else place
+    model: type[BaseModel] = model_of(table)
+    shown_place = place
+    if place[:1] == ["stage"] and len(place) > 1:
+        stage = table["stage"][place[1]]
+        model = _stage_model(model_of(table), stage.get("kind") if isinstance(stage, Mapping) else None)
+        place = place[2:]
+        if place and place[0] == model.model_fields["kind"].default:  # the tag of a kind, no key
+            place = place[1:]
+        shown_place = [_stage_name(stage), *place]
     key = ".".join(str(part) for part in shown_place)
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key!r}; {nearest(str(place[-1]), _known(place[:-1]))}"
+        return f"unknown key {key!r}; {nearest(str(place[-1]), _known(model, place[:-1]))}"
     message = str(error["msg"]).removeprefix("Value error, ")
+    if key == "policy.kind":
+        kinds = [kind for each in WINGS for kind in kinds_of(each)]
+        message = f"it must be one of {', '.join(map(repr, kinds))}"
     given = error.get("input")
     shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
     return f"{key}: {message}{shown}" if key else message
 
 
-def _known(place: list[Any]) -> list[str]:
-    """Keys that are known at a place of the recipe."""
-    model: type[BaseModel] = Recipe
+def _known(model: type[BaseModel], place: list[Any]) -> list[str]:
+    """Keys that are known at a place inside a section."""
     for part in place:
-        if place[0] == "stage" and part in ("sft", "rl"):
-            model = SftStage if part == "sft" else RlStage
-        elif part in model.model_fields:
+        if part in model.model_fields:
             model = next(_models(model.model_fields[part].annotation), model)
     return list(model.model_fields)
 
@@ -170,7 +207,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def stage_algorithm(stage: SftStage | RlStage) -> Algorithm:
+def stage_algorithm(stage: StageConfig) -> Algorithm:
     """The algorithm of a stage; in its table the word "off" stands for a limit that is not set."""
     return algorithm_from(_with_limits_off(stage.algorithm))
 
@@ -184,7 +221,8 @@ def _with_limits_off(value: Any) -> Any:
 
 def resolved(recipe: Recipe) -> dict[str, Any]:
     """The recipe as a table with every default written out and every algorithm spelt out in its parts."""
-    table = recipe.model_dump(mode="json", exclude_none=True)
+    dumped = recipe.model_dump(mode="json", exclude_none=True)
+    table = {key: dumped[key] for key in sorted(dumped, key=lambda key: (*ORDER, key).index(key))}
     for written, stage in zip(table["stage"], recipe.stage, strict=True):
         algorithm = stage_algorithm(stage)
         written["algorithm"] = describe(algorithm) | _switched_off(algorithm)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from outdo.config import Recipe, RlStage, SftStage
+from outdo.config import ControlRecipe, LanguageRecipe, Recipe, RlStage, SftStage, StageConfig
 from outdo.core.protocols import Environment, Evaluator
 from outdo.recipe import RecipeError, differences, read, stage_algorithm, to_toml
 from outdo.training import checkpoint, record
@@ -19,9 +19,6 @@ from outdo.training.loop import Result, Settings, Stage, train
 from outdo.training.optim import OptimiserSettings
 from outdo.training.trackers import TRACKERS
 
-WINGS = {"causal_lm": "outdo.language.build"}
-"""Kind of policy → module that builds policies, tasks, environments and evaluators; imported when needed."""
-
 OPTIMISER = ("learning_rate", "betas", "eps", "weight_decay", "warmup", "schedule", "final_share")
 OWN = {*OPTIMISER, "kind", "name", "steps", "algorithm", "micro_batch_tokens"}
 """Keys of a stage that the training room needs; the others belong to its environment."""
@@ -29,7 +26,7 @@ OWN = {*OPTIMISER, "kind", "name", "steps", "algorithm", "micro_batch_tokens"}
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A recipe built: what `training.loop.train` takes, and the task behind it."""
+    """A recipe built: what `training.loop.train` takes, and the task behind it (of a language run)."""
 
     policy: Any
     task: Any
@@ -38,19 +35,22 @@ class Parts:
     settings: Settings
 
 
-def build(recipe: Recipe) -> Parts:
-    """Build every part; files and models are read here, so that mistakes show before anything is trained."""
-    wing = importlib.import_module(WINGS[recipe.policy.kind])
+def build(recipe: Recipe, folder: Path | None = None) -> Parts:
+    """Build every part; files and models are read here, so that mistakes show before anything is trained.
+
+    `folder` is the run folder, for videos of evaluation episodes; without it there are none.
+    """
+    wing = importlib.import_module(recipe.wing)
     if recipe.threads is not None:
         import torch
 
         torch.set_num_threads(recipe.threads)
-    task = wing.task(seed=recipe.seed, **recipe.task.model_dump())
-    stages = [_stage(wing, task, recipe, stage) for stage in recipe.stage]
-    evaluator: Evaluator | None = None
-    if recipe.evaluation is not None:
-        evaluator = wing.evaluator(task, seed=recipe.seed, **recipe.evaluation.model_dump(exclude={"every"}))
-    policy = wing.policy(seed=recipe.seed, **recipe.policy.model_dump(exclude={"kind"}))
+    if isinstance(recipe, LanguageRecipe):
+        task, policy, environments, evaluator = _language(wing, recipe)
+    elif isinstance(recipe, ControlRecipe):
+        task, (policy, environments, evaluator) = None, _control(wing, recipe, folder)
+    else:
+        raise TypeError(f"a recipe must be that of a wing, got {type(recipe).__name__}")
     settings = Settings(
         seed=recipe.seed,
         evaluate_every=0 if recipe.evaluation is None else recipe.evaluation.every,
@@ -58,21 +58,55 @@ def build(recipe: Recipe) -> Parts:
         keep=recipe.checkpoint.keep,
         best_by=None if evaluator is None else recipe.checkpoint.best_by or None,
     )
+    stages = [_stage(stage, each) for stage, each in zip(recipe.stage, environments, strict=True)]
     return Parts(policy, task, stages, evaluator, settings)
 
 
-def _stage(wing: Any, task: Any, recipe: Recipe, stage: SftStage | RlStage) -> Stage:
-    """A stage with its environment."""
-    algorithm = stage_algorithm(stage)
-    own = stage.model_dump(exclude=OWN)
-    environment: Environment
-    if isinstance(stage, SftStage):
-        environment = wing.demonstrations(task, seed=recipe.seed, **own)
-    else:
-        rewards = {name: reward.model_dump() for name, reward in recipe.reward.items()}
-        environment = wing.rollouts(task, rewards, seed=recipe.seed, gamma=algorithm.gamma, **own)
+def _language(wing: Any, recipe: LanguageRecipe) -> tuple[Any, Any, list[Environment], Evaluator | None]:
+    """Task, policy, the environment of each stage, and evaluator of a language run."""
+    task = wing.task(seed=recipe.seed, **recipe.task.model_dump())
+    rewards = {name: reward.model_dump() for name, reward in recipe.reward.items()}
+    environments: list[Environment] = []
+    for stage in recipe.stage:
+        own = stage.model_dump(exclude=OWN)
+        if isinstance(stage, SftStage):
+            environments.append(wing.demonstrations(task, seed=recipe.seed, **own))
+        else:
+            gamma = stage_algorithm(stage).gamma
+            environments.append(wing.rollouts(task, rewards, seed=recipe.seed, gamma=gamma, **own))
+    evaluator: Evaluator | None = None
+    if recipe.evaluation is not None:
+        evaluator = wing.evaluator(task, seed=recipe.seed, **recipe.evaluation.model_dump(exclude={"every"}))
+    policy = wing.policy(seed=recipe.seed, **recipe.policy.model_dump(exclude={"kind"}))
+    return task, policy, environments, evaluator
+
+
+def _control(
+    wing: Any, recipe: ControlRecipe, folder: Path | None
+) -> tuple[Any, list[Environment], Evaluator | None]:
+    """Policy, the environment of each stage, and evaluator of a control run."""
+    env, seed = recipe.env.model_dump(), recipe.seed
+    environments: list[Environment] = [
+        wing.rollouts(env, seed=seed, gamma=stage_algorithm(stage).gamma, **stage.model_dump(exclude=OWN))
+        for stage in recipe.stage
+    ]
+    evaluator: Evaluator | None = None
+    if recipe.evaluation is not None:
+        evaluator = wing.evaluator(
+            env,
+            seed=seed,
+            folder=None if folder is None else folder / "videos",
+            **recipe.evaluation.model_dump(exclude={"every"}),
+        )
+    return wing.policy(env, seed=seed, **recipe.policy.model_dump()), environments, evaluator
+
+
+def _stage(stage: StageConfig, environment: Environment) -> Stage:
+    """A stage as the training room takes it."""
     optimiser = OptimiserSettings(**{name: getattr(stage, name) for name in OPTIMISER})
-    return Stage(stage.name, environment, algorithm, stage.steps, optimiser, stage.micro_batch_tokens)
+    return Stage(
+        stage.name, environment, stage_algorithm(stage), stage.steps, optimiser, stage.micro_batch_tokens
+    )
 
 
 def run(
@@ -95,7 +129,7 @@ def run(
         out = source
     folder = new_folder(source, recipe) if out is None else Path(out)
     _claim(folder, recipe, resume and out is not None, wanted=resume)
-    parts = build(recipe)
+    parts = build(recipe, folder)
     config = recipe.model_dump(mode="json")
     trackers = [TRACKERS[each.kind](folder, config, **each.options) for each in recipe.tracker]
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,10 +187,11 @@ def results(folder: Path, recipe: Recipe, task: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     if 0 in lines:
         rows.append({"policy": "untouched", "updates": 0, **_figures(lines[0])})
-    wing = importlib.import_module(WINGS[recipe.policy.kind])
-    asked = recipe.evaluation.model_dump(include={"problems", "score", "arguments"})
-    if shown := wing.demonstrated(task, seed=recipe.seed, **asked):
-        rows.append({"policy": "demonstrations", **shown})
+    if isinstance(recipe, LanguageRecipe):
+        asked = recipe.evaluation.model_dump(include={"problems", "score", "arguments"})
+        wing = importlib.import_module(recipe.wing)
+        if shown := wing.demonstrated(task, seed=recipe.seed, **asked):
+            rows.append({"policy": "demonstrations", **shown})
     total = 0
     for stage in recipe.stage:
         total += stage.steps
@@ -196,7 +231,7 @@ def open_run(
         raise RecipeError(f"{folder} has no such checkpoint; there are: {there}")
     checkpoint.verify(chosen)
     recipe = read(folder, overrides)
-    parts = build(recipe)
+    parts = build(recipe, folder)
     parts.policy.load(chosen / "policy")
     return recipe, parts, chosen.resolve()
 
@@ -206,7 +241,9 @@ def sample(
 ) -> list[dict[str, str]]:
     """Answers of a run's policy to a prompt; temperature 0 is greedy."""
     recipe, parts, _ = open_run(folder, step, {})
-    wing = importlib.import_module(WINGS[recipe.policy.kind])
+    if not isinstance(recipe, LanguageRecipe):
+        raise RecipeError(f"{folder} holds no language model that could be asked: see `outdo eval {folder}`")
+    wing = importlib.import_module(recipe.wing)
     longest = max([64, *(stage.max_tokens for stage in recipe.stage if isinstance(stage, RlStage))])
     return wing.sample(
         parts.policy,

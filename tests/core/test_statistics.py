@@ -5,7 +5,14 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from outdo.core.statistics import cluster_rate_interval, pass_at_k, wilson_interval
+from outdo.core.statistics import (
+    bootstrap_interval,
+    cluster_rate_interval,
+    interquartile_mean,
+    mean_interval,
+    pass_at_k,
+    wilson_interval,
+)
 
 
 def test_wilson_solves_its_own_equation():
@@ -88,3 +95,48 @@ def test_cluster_interval_covers_the_truth():
 def test_clusters_that_say_nothing(clusters):
     with pytest.raises(ValueError, match=r"clusters|values in"):
         cluster_rate_interval(clusters)
+
+
+def test_interquartile_mean_by_hand():
+    assert interquartile_mean([8, 1, 7, 2, 6, 3, 5, 4]) == 4.5  # the middle four: 3, 4, 5, 6
+    # Of three values 3/4 are cut off each end: (0/4 + 1 + 5/4) / 1.5.
+    assert interquartile_mean([5, 0, 1]) == pytest.approx(1.5)
+    assert interquartile_mean([1000, 2, 3, -1000]) == 2.5
+    assert interquartile_mean([7.0]) == 7.0
+    assert interquartile_mean([2, 4]) == 3
+    with pytest.raises(ValueError, match="at least one"):
+        interquartile_mean([])
+
+
+def test_bootstrap_covers_the_mean_as_often_as_it_says():
+    # 200 samples of 30 from N(0, 1): the 90 % interval of the mean holds 0 in about 90 % of them (σ = 2 %; the
+    # percentile interval is a little narrow at this size).
+    chance = random.Random(1)
+    held = 0
+    for i in range(200):
+        values = [chance.gauss(0, 1) for _ in range(30)]
+        made = bootstrap_interval(values, fmean, draws=400, confidence=0.9, seed=i)
+        assert made.value == fmean(values)
+        held += made.low <= 0 <= made.high
+    assert 0.82 <= held / 200 <= 0.96
+    assert bootstrap_interval([3.0, 3.0, 3.0]) == (3.0, 3.0, 3.0)
+    assert bootstrap_interval([1.0, 2.0, 9.0]) == bootstrap_interval([1.0, 2.0, 9.0])
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile", "within"), [(3, 4.3027, 0.04), (5, 2.7764, 0.01), (30, 2.0452, 1e-4)]
+)
+def test_the_interval_of_a_mean_uses_students_quantile(count, quantile, within):
+    """Values ±1 around 10 (and 10): m = 10; the half-width over s/√n is t of a table, ν = n − 1."""
+    values = [10.0 + (-1) ** i for i in range(count // 2 * 2)] + [10.0] * (count % 2)
+    mean, low, high = mean_interval(values)
+    assert mean == pytest.approx(10)
+    assert high - 10 == pytest.approx(10 - low)
+    spread = math.sqrt(sum((x - 10) ** 2 for x in values) / (count - 1))
+    assert (high - 10) / (spread / math.sqrt(count)) == pytest.approx(quantile, rel=within)
+
+
+def test_equal_values_have_no_interval_and_one_value_none_at_all():
+    assert mean_interval([500.0] * 4) == (500, 500, 500)
+    with pytest.raises(ValueError, match="at least two"):
+        mean_interval([3.0])

@@ -81,16 +81,16 @@ def test_chain_sum_demonstrations(expression, slips, text):
 
 
 def test_the_demonstrations_own_accuracy_by_enumeration():
-    # all expressions, all combinations of slips with their probabilities; a prototype measured 0.56 on 200
+    # all expressions, all combinations of slips with their probabilities
     total = 0.0
     for a, b, c in itertools.product(range(10), repeat=3):
         for first, second in itertools.product("+-", repeat=2):
             truth = a + (b if first == "+" else -b) + (c if second == "+" else -c)
             for slips in itertools.product((True, False), repeat=2):
-                weight = (0.6 if slips[0] else 0.4) * (0.6 if slips[1] else 0.4)
+                weight = (0.75 if slips[0] else 0.25) * (0.75 if slips[1] else 0.25)
                 text = chain_sum(item(f"{a} {first} {b} {second} {c}"), Fixed(slips))
                 total += weight * number([text], [truth])[0]
-    assert total / 4000 == pytest.approx(0.55, abs=1e-9)
+    assert total / 4000 == pytest.approx(0.456484375, abs=1e-9)
 
 
 def test_every_written_step_is_what_the_step_before_left():

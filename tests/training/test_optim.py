@@ -88,8 +88,9 @@ def test_the_first_step_of_adam_is_the_learning_rate():
     assert torch.allclose(policy.named["weight"], torch.tensor([[-0.1, 0.1]]))
 
 
-def test_norm_and_clip():
-    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
+@pytest.mark.parametrize("more", [1, 9])  # few tensors are handled one by one
+def test_norm_and_clip(more):
+    parameters = [nn.Parameter(torch.zeros(2)), *(nn.Parameter(torch.zeros(1)) for _ in range(1 + more))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0]), torch.tensor([4.0])
     assert gradient_norm(parameters) == 5.0
     clip_gradient(parameters, 5.0, 10.0)

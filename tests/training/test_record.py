@@ -14,6 +14,7 @@ from outdo.core.presets import preset
 from outdo.training.display import Bar, Lines, figures
 from outdo.training.loop import train
 from outdo.training.plan import Settings, Stage
+from outdo.training.readings import interval_text
 from outdo.training.record import Record, read_metrics, read_rollouts
 from outdo.training.streams import Streams, derive_seed
 from outdo.training.trackers import TRACKERS
@@ -150,3 +151,16 @@ def test_plain_lines_and_the_bar_show_figures_and_time_left(tmp_path):
         assert "held-out after 2 updates: greedy" in text
         assert "3/3" in text
         assert "no signal" in text
+
+
+def test_an_evaluation_in_a_line_is_its_scores_with_their_intervals():
+    language = {"greedy/accuracy": 0.5, "greedy/low": 0.4, "greedy/high": 0.6, "greedy/length": 3.0}
+    assert interval_text(language) == "greedy 0.500 [0.400, 0.600]"
+    control = {
+        "sampled/return": -7.0,
+        "sampled/return/low": -8.0,
+        "sampled/return/high": -6.0,
+        "sampled/length": 9.0,
+    }
+    assert interval_text(control) == "sampled/return -7.000 [-8.000, -6.000]"
+    assert interval_text({"greedy": 0.25}) == "greedy 0.250"

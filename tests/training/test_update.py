@@ -12,7 +12,7 @@ from outdo.core.batch import Batch
 from outdo.core.presets import algorithm_from
 from outdo.core.protocols import Evaluation
 from outdo.training.optim import OptimiserSettings, adamw
-from outdo.training.update import Updater, minibatches, rows_with_gradient, score
+from outdo.training.update import NonFiniteError, Updater, minibatches, rows_with_gradient, score
 
 LENGTHS = [1, 2, 7, 10]
 
@@ -179,3 +179,79 @@ def test_score_is_the_policys_log_probability_whatever_the_pieces():
     whole = score(Ragged(SPLITS[1]), batch, 1)
     assert torch.equal(whole, score(Ragged(SPLITS[4]), batch, 1))
     assert torch.equal(whole, Ragged(SPLITS[1]).evaluate(batch).logp.detach())
+
+
+class PerStep(Ragged):
+    """The same table, asked for single steps: `obs` [B, T, 2] names row and step of the table."""
+
+    def evaluate(self, batch: Batch, *, entropy: bool = False) -> Evaluation:
+        self.computed.append(len(batch))
+        row, step = batch.obs.unbind(-1)
+        logp = self.logits.log_softmax(-1)[row, step]
+        chosen = logp.gather(-1, batch.action[..., None]).squeeze(-1)
+        return Evaluation(chosen, -(logp.exp() * logp).sum(-1), self.values[row, step])
+
+
+def stepwise_batch() -> Batch:
+    rows, steps = torch.meshgrid(torch.arange(4), torch.arange(10), indexing="ij")
+    batch = ragged_batch().with_(obs=torch.stack([rows, steps], -1), stepwise=True, ref_logp=None)
+    return batch.with_(info=tuple({"row": row} for row in range(4)))
+
+
+@pytest.mark.parametrize("scale", ["none", "batch", "minibatch"])
+@pytest.mark.parametrize("budget", [7, 4096])
+def test_drawing_single_steps_gives_the_gradient_of_whole_rows(scale, budget):
+    algorithm = algorithm_from(
+        {"preset": "ppo", "entropy_coefficient": 0.1, "advantage": {"scale": scale}, "update": {"epochs": 1}}
+    )
+    algorithm = replace(algorithm, update=replace(algorithm.update, minibatches=1))
+    batch, _ = algorithm.prepare(stepwise_batch())
+    policy, whole = PerStep([]), Ragged(SPLITS[1])
+    updater = Updater(policy, algorithm, adamw(policy, OptimiserSettings()), budget, torch.Generator())
+    updater.gradient(batch.steps())
+    rows = algorithm.scaled(batch.with_(obs=torch.arange(4), stepwise=False))
+    algorithm.loss(rows, whole.evaluate(rows), algorithm.counts(rows)).total.backward()
+    torch.testing.assert_close(policy.logits.grad, whole.logits.grad)
+    torch.testing.assert_close(policy.values.grad, whole.values.grad)
+    assert policy.computed == ([20] if budget > 20 else [7, 7, 6])  # 1 + 2 + 7 + 10 steps
+
+
+def test_minibatches_are_drawn_over_steps_where_steps_stand_by_themselves():
+    seen: list[list[int]] = []
+
+    class Watching(PerStep):
+        def evaluate(self, batch, *, entropy=False):
+            seen.append((batch.obs[:, 0, 0] * 10 + batch.obs[:, 0, 1]).tolist())
+            return super().evaluate(batch, entropy=entropy)
+
+    algorithm = algorithm_from({"preset": "ppo", "update": {"epochs": 2, "minibatches": 3}})
+    batch, _ = algorithm.prepare(stepwise_batch())
+    policy = Watching([])
+    metrics = Updater(policy, algorithm, adamw(policy, OptimiserSettings()), 4096, torch.Generator())(batch)
+    valid = [10 * row + step for row, length in enumerate(LENGTHS) for step in range(length)]
+    assert [len(each) for each in seen] == [7, 7, 6] * 2
+    for epoch in (seen[:3], seen[3:]):
+        drawn = [step for piece in epoch for step in piece]
+        assert sorted(drawn) == valid
+        assert drawn != valid
+    assert metrics["optimiser_steps"] == 6
+
+
+def test_rows_stay_whole_where_the_loss_is_of_whole_rows():
+    algorithm = algorithm_from({"preset": "reinforce", "update": {"minibatches": 2}})
+    batch, _ = algorithm.prepare(stepwise_batch())
+    policy = PerStep([])
+    Updater(policy, algorithm, adamw(policy, OptimiserSettings()), 4096, torch.Generator())(batch)
+    assert policy.computed == [2, 2]
+
+
+def test_a_step_that_is_not_finite_is_named_by_its_row():
+    algorithm = algorithm_from({"preset": "ppo", "update": {"epochs": 1, "minibatches": 2}})
+    batch, _ = algorithm.prepare(stepwise_batch())
+    bad = batch.old_logp.clone()
+    bad[2, 3] = float("nan")
+    policy = PerStep([])
+    updater = Updater(policy, algorithm, adamw(policy, OptimiserSettings()), 4096, torch.Generator())
+    with pytest.raises(NonFiniteError, match=r"in row 2 \(group 1\) \{'row': 2\}\."):
+        updater(batch.with_(old_logp=bad, keep=torch.tensor([False, True, True, True])))
+    assert not policy.logits.grad.any()

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outdo.core import baselines, kl, objectives
+from outdo.core import baselines, fused, kl, objectives
 from outdo.core.batch import Batch
 from outdo.core.checks import only
 from outdo.core.parts import (
     Advantage,
+    Clipped,
     ExponentialWeights,
     Gae,
     GroupMean,
@@ -25,14 +26,17 @@ from outdo.core.parts import (
     NegativeLogLikelihood,
     NoKl,
     Objective,
+    Reinforce,
     Return,
     State,
     Update,
+    standardised,
 )
 from outdo.core.protocols import Evaluation
 from outdo.core.reduce import Counts, count, reduce
 
-Pair = tuple[Tensor, Tensor]
+Number = Tensor | float
+Pair = tuple[Number, Number]
 """A figure as (sum over the steps that carry loss, number of these steps): pairs of pieces add up exactly."""
 
 
@@ -45,7 +49,7 @@ class Loss:
 
     total: Tensor
     metrics: dict[str, Pair]
-    maxima: dict[str, Tensor]
+    maxima: dict[str, Number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,12 @@ class Algorithm:
         return not isinstance(self.objective, NegativeLogLikelihood)
 
     @property
+    def is_stepwise(self) -> bool:
+        """True where the loss is a sum over steps with one denominator, so that steps may be drawn singly."""
+        by_step = self.objective.reduce in ("token_mean", "token_sum")
+        return by_step and not (isinstance(self.objective, Clipped) and self.objective.ratio != "token")
+
+    @property
     def needs_entropy(self) -> bool:
         """True where the loss asks for an entropy that carries gradient."""
         return self.entropy_coefficient != 0
@@ -142,6 +152,16 @@ class Algorithm:
             batch = batch.with_(reward=only(batch.valid, batch.reward) - self.kl.coefficient * estimate)
         return self.advantage.compute(batch, self.initial_state() if state is None else state)
 
+    def scaled(self, minibatch: Batch) -> Batch:
+        """The whole minibatch with its advantages standardised where the advantage's scale is `minibatch`."""
+        part = self.advantage
+        if not (isinstance(part, Gae | Return) and part.scale == "minibatch"):
+            return minibatch
+        if minibatch.advantage is None:
+            raise ValueError("Batch.advantage is empty: call Algorithm.prepare before Algorithm.scaled")
+        mask = minibatch.loss_mask
+        return minibatch.with_(advantage=standardised(minibatch.advantage, mask, part.ddof, part.eps))
+
     def counts(self, batch: Batch) -> Counts:
         """Denominators of a whole minibatch; over ranks add them up, then pass the sum to `loss`."""
         return count(batch.loss_mask)
@@ -154,6 +174,8 @@ class Algorithm:
         """
         if batch.advantage is None:
             raise ValueError("Batch.advantage is empty: call Algorithm.prepare before Algorithm.loss")
+        if self._fuses(batch, evaluation):
+            return self._fused_loss(batch, evaluation, counts)
         mask, old = batch.loss_mask, _old_logp(batch)
         logp = evaluation.logp
         terms, flat = self.objective.terms(logp, old, batch.advantage, mask)
@@ -179,6 +201,57 @@ class Algorithm:
         if self.needs_critic:
             total = total + self.value_coefficient * self._value_loss(batch, evaluation, counts, means)
         return _with_metrics(total, batch, evaluation, means)
+
+    def _fuses(self, batch: Batch, evaluation: Evaluation) -> bool:
+        """True where one compiled pass gives the same numbers: stepwise losses without reference, on the CPU."""
+        plain = isinstance(self.objective, Reinforce) or (
+            isinstance(self.objective, Clipped) and self.objective.dual is None
+        )
+        if not (plain and self.is_stepwise) or self.update.importance_cap is not None:
+            return False
+        if self.needs_reference or batch.ref_logp is not None:
+            return False
+        needed = [evaluation.logp, _old_logp(batch), batch.logp, batch.advantage]
+        needed += [evaluation.value, batch.value, batch.target] if self.needs_critic else []
+        needed += [evaluation.entropy] if self.needs_entropy else []
+        return all(each is not None for each in needed) and fused.suits(*needed, evaluation.entropy)
+
+    def _fused_loss(self, batch: Batch, evaluation: Evaluation, counts: Counts) -> Loss:
+        """`loss` by `fused.loss`."""
+        if batch.advantage is None:
+            raise ValueError("Batch.advantage is empty: call Algorithm.prepare before Algorithm.loss")
+        by_step = 1 / max(counts.steps, 1)
+        weight = by_step if self.objective.reduce == "token_mean" else 1.0
+        clipped = self.objective if isinstance(self.objective, Clipped) else None
+        critic = self.needs_critic
+        total, sums = fused.loss(
+            evaluation.logp,
+            _old_logp(batch),
+            batch.logp,
+            batch.advantage,
+            evaluation.entropy,
+            evaluation.value if critic else None,
+            batch.value if critic else None,
+            batch.target if critic else None,
+            batch.loss_mask,
+            clip=None if clipped is None else (clipped.low, clipped.high),
+            value_clip=self.value_clip,
+            policy_weight=weight,
+            entropy_weight=weight * self.entropy_coefficient,
+            value_weight=by_step * self.value_coefficient,
+        )
+        steps, policy, flat, ratio, k1, k3, gap, entropy, value, largest = sums.tolist()
+        means: dict[str, Pair] = {"policy_loss": (policy, steps)}
+        if clipped is not None:
+            means["clip_share"] = (flat, steps)
+        if critic:
+            means["value_loss"] = (value, steps)
+        means |= {"ratio": (ratio, steps), "kl_old_k1": (k1, steps), "kl_old_k3": (k3, steps)}
+        if batch.old_logp is not None:
+            means["sampler_gap"] = (gap, steps)
+        if evaluation.entropy is not None:
+            means["entropy"] = (entropy, steps)
+        return Loss(total, means, {"ratio_max": largest})
 
     def _value_loss(
         self, batch: Batch, evaluation: Evaluation, counts: Counts, means: dict[str, Pair]

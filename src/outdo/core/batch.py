@@ -31,6 +31,7 @@ class Batch:
     | `advantage`, `target` | [B, T] | filled by the algorithm: advantage, and regression target of the critic |
     | `keep` | [B] bool | False: counts in group statistics, carries no loss (over-long completions) |
     | `info` | B dicts | what a person wants to read about the row (texts, raw reward terms, stop reason) |
+    | `stepwise` | bool | `obs` and `action` are `[B, T, ...]` and every step stands by itself (`steps`) |
     """
 
     obs: Any
@@ -49,6 +50,7 @@ class Batch:
     target: Tensor | None = None
     keep: Tensor | None = None
     info: tuple[dict[str, Any], ...] = field(default=())
+    stepwise: bool = False
 
     def __post_init__(self) -> None:
         """Refuse fields whose shapes or types disagree; errors name the field."""
@@ -99,15 +101,34 @@ class Batch:
         """Steps that carry loss, `[B, T]` bool: valid and in a row that is kept."""
         return self.valid if self.keep is None else self.valid & self.keep[:, None]
 
-    def select(self, rows: Tensor) -> Batch:
-        """The batch of the given rows, `rows` `[N]` int64; every field follows, `obs` and `action` through `take`."""
+    def select(self, rows: Tensor | slice) -> Batch:
+        """The batch of the given rows, `[N]` int64 or a slice; every field follows, `obs` and `action` by `take`."""
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name == "info":
-                changed["info"] = tuple(value[i] for i in rows.tolist()) if value else ()
-            elif value is not None:
+                changed["info"] = take(value, rows) if value else ()
+            elif item.name != "stepwise" and value is not None:
                 changed[item.name] = take(value, rows)
+        return replace(self, **changed)
+
+    def steps(self) -> Batch:
+        """The N steps that carry loss, row after row, as N rows of one step each: `[B, T]` to `[N, 1]`.
+
+        For a loss that is a sum over steps and a policy that remembers nothing; advantages come first, for the
+        result has no neighbours to estimate them from. `keep` and `info` speak of rows and stay behind.
+        Raises ValueError unless `stepwise`.
+        """
+        if not self.stepwise:
+            raise ValueError("the steps of this batch do not stand by themselves: Batch.stepwise is False")
+        index = self.loss_mask.flatten().nonzero().flatten()
+        changed: dict[str, Any] = {"keep": None, "info": ()}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "group":
+                changed["group"] = value.repeat_interleave(self.logp.shape[1])[index]
+            elif item.name not in (*changed, "stepwise") and value is not None:
+                changed[item.name] = _steps(value, index)
         return replace(self, **changed)
 
     def with_(self, **changes: Any) -> Batch:
@@ -115,16 +136,23 @@ class Batch:
         return replace(self, **changes)
 
 
-def take(value: Any, rows: Tensor) -> Any:
+def take(value: Any, rows: Tensor | slice) -> Any:
     """Index `value` by rows: tensors, sequences, mappings of these, or any object with `select(rows)`."""
     if isinstance(value, Tensor):
-        return value[rows.to(value.device)]
+        return value[rows] if isinstance(rows, slice) else value[rows.to(value.device)]
     if hasattr(value, "select"):
         return value.select(rows)
     if isinstance(value, dict):
         return {key: take(item, rows) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(value[i] for i in rows.tolist())
+        return value[rows] if isinstance(rows, slice) else type(value)(value[i] for i in rows.tolist())
     raise TypeError(
         f"cannot index {type(value).__name__} by row: give a tensor, list, tuple, dict or an object with select(rows)"
     )
+
+
+def _steps(value: Any, index: Tensor) -> Any:
+    """Steps `index` of tensors `[B, T, ...]`, or of a mapping of these, as `[N, 1, ...]`."""
+    if isinstance(value, dict):
+        return {key: _steps(item, index) for key, item in value.items()}
+    return value.flatten(0, 1)[index.to(value.device)][:, None]

@@ -101,3 +101,74 @@ def gae(
             for t in range(steps):
                 if not keep[t]:
                     x[t] = zero
+
+
+@numba.njit(cache=True)
+def surrogate(
+    logp: Any,
+    old: Any,
+    sampled: Any,
+    advantage: Any,
+    entropy: Any,
+    value: Any,
+    old_value: Any,
+    target: Any,
+    mask: Any,
+    clips: bool,
+    low: Any,
+    high: Any,
+    value_clip: Any,
+    d_logp: Any,
+    d_value: Any,
+    sums: Any,
+) -> None:
+    """Token sums of the clipped (or plain) score-function loss, of the critic's loss and of all figures, `[N]`.
+
+    `d_logp` and `d_value` get the derivatives of the two sums, 0 outside the mask. `entropy`, and the three of
+    the critic, may be empty; `value_clip` ≤ 0 stands for none. `sums` (float64): steps, policy loss, clipped
+    steps, ρ, −log ρ, k3 of ρ, |log π_old − log π_sampler|, entropy, value loss, largest ρ. A NaN stays a NaN.
+    """
+    zero = logp.dtype.type(0)
+    one = logp.dtype.type(1)
+    for i in range(logp.size):
+        d_logp[i] = zero
+        if not mask[i]:
+            continue
+        a = advantage[i]
+        log_rho = logp[i] - old[i]
+        rho = np.exp(log_rho)
+        if clips:
+            free = rho * a
+            held = min(max(rho, one - low), one + high) * a
+            flat = (a > 0 and rho > one + high) or (a < 0 and rho < one - low)
+            sums[1] -= held if flat else free
+            if flat:
+                sums[2] += 1
+            else:
+                d_logp[i] = -free
+        else:
+            sums[1] -= a * logp[i]
+            d_logp[i] = -a
+        sums[0] += 1
+        sums[3] += rho
+        sums[4] -= log_rho
+        sums[5] += np.expm1(log_rho) - log_rho
+        sums[6] += abs(old[i] - sampled[i])
+        if rho > sums[9] or rho != rho:
+            sums[9] = rho
+        if entropy.size:
+            sums[7] += entropy[i]
+    for i in range(value.size):
+        d_value[i] = zero
+        if not mask[i]:
+            continue
+        error = value[i] - target[i]
+        loss, moves = error * error, True
+        if value_clip > 0:
+            moved = value[i] - old_value[i]
+            near = old_value[i] + min(max(moved, -value_clip), value_clip) - target[i]
+            if near * near > loss:
+                loss, moves = near * near, abs(moved) <= value_clip
+        sums[8] += loss
+        if moves:
+            d_value[i] = error + error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+import torch
 from torch import Tensor
 
 from outdo.core import baselines, objectives, returns
@@ -15,6 +16,8 @@ from outdo.core.objectives import RatioKind
 from outdo.core.reduce import Reduction
 
 State = dict[str, float]
+Spread = Literal["none", "batch", "minibatch"]
+"""What an advantage per step is divided by: nothing, or the standard deviation over the batch or each minibatch."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -44,12 +47,13 @@ class Return:
 
     `reach`: `to_go` G_t from the step on, or `episode` G_0 on every step of the episode. `baseline`: `none`,
     `batch` (mean over the valid steps) or `running` (b ← b + rate·(mean − b) after each batch, from 0, kept
-    in the state). `scale`: `none` or `batch` (divide by their standard deviation + eps, divisor n − ddof).
+    in the state). `scale`: `none`, `batch` (divide by their standard deviation + eps, divisor n − ddof) or `minibatch`
+    (`standardised` over each minibatch).
     """
 
     reach: Literal["to_go", "episode"] = "to_go"
     baseline: Literal["none", "batch", "running"] = "none"
-    scale: Literal["none", "batch"] = "none"
+    scale: Spread = "none"
     rate: float = 0.05
     ddof: int = 0
     eps: float = 1e-8
@@ -58,7 +62,7 @@ class Return:
         """Refuse unknown choices and rates outside (0, 1]."""
         _require_choice("advantage.reach", self.reach, Literal["to_go", "episode"])
         _require_choice("advantage.baseline", self.baseline, Literal["none", "batch", "running"])
-        _require_scale(self.scale, Literal["none", "batch"], self.ddof, self.eps)
+        _require_scale(self.scale, Spread, self.ddof, self.eps)
         _require(0 < self.rate <= 1, f"advantage.rate must be in (0, 1], got {self.rate}")
 
     def compute(self, batch: Batch, state: State) -> tuple[Batch, State]:
@@ -85,19 +89,19 @@ class Return:
 class Gae:
     """Generalised advantage estimation with a critic; the critic's target is the λ-return.
 
-    `scale = "batch"` subtracts the mean and divides by the standard deviation over valid steps + eps, divisor
-    n − ddof.
+    `scale`: `batch` subtracts the mean and divides by the standard deviation over valid steps + eps, divisor
+    n − ddof; `minibatch` does so over the steps of each minibatch that carry loss (`standardised`).
     """
 
     lam: float = 0.95
-    scale: Literal["none", "batch"] = "none"
+    scale: Spread = "none"
     ddof: int = 1
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
         """Refuse λ outside [0, 1] and unknown scales."""
         _require(0 <= self.lam <= 1, f"advantage.lam must be in [0, 1], got {self.lam}")
-        _require_scale(self.scale, Literal["none", "batch"], self.ddof, self.eps)
+        _require_scale(self.scale, Spread, self.ddof, self.eps)
 
     def compute(self, batch: Batch, state: State) -> tuple[Batch, State]:
         """Fill `advantage` and `target`; raises ValueError without `value` and `next_value`."""
@@ -110,10 +114,17 @@ class Gae:
         )
         target = advantage + only(batch.valid, batch.value)
         if self.scale == "batch":
-            mean = baselines.masked_mean(advantage, batch.valid)
-            spread = baselines.masked_std(advantage, batch.valid, self.ddof) + self.eps
-            advantage = only(batch.valid, (advantage - mean) / spread)
+            advantage = standardised(advantage, batch.valid, self.ddof, self.eps)
         return batch.with_(advantage=advantage, target=target), state
+
+
+def standardised(advantage: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
+    """(A − mean) / (σ + eps) over the mask, `[B, T]`, σ with divisor n − ddof; 0 elsewhere and for n < 2."""
+    chosen = advantage[mask]
+    if len(chosen) < 2:
+        return torch.zeros_like(advantage)
+    spread, mean = torch.std_mean(chosen, correction=ddof)
+    return only(mask, (advantage - mean) / (spread + eps))
 
 
 @dataclass(frozen=True, slots=True)

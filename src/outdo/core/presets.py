@@ -97,7 +97,8 @@ PRESETS: dict[str, Preset] = {
         "Schulman et al., Proximal policy optimization, arXiv 1707.06347, eq. 7 and 9",
         "L = -E[ min(ρA, clip(ρ, 0.8, 1.2) A) ] + 0.5 (V - target)²",
         (
-            "advantages are normalised over the whole batch (n - 1, 1e-8), not per minibatch",
+            "advantages are normalised over the whole batch (n - 1, 1e-8); per minibatch, as most "
+            "implementations do, with advantage.scale = 'minibatch'",
             "the gradient norm is clipped at 0.5, as all implementations do",
         ),
     ),

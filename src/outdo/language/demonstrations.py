@@ -50,11 +50,11 @@ def flawed_step(left: int, sign: str, right: int, slips: bool) -> int:
     return result
 
 
-def chain_sum(item: Mapping[str, Any], rng: random.Random, flaw: float = 0.6) -> str:
+def chain_sum(item: Mapping[str, Any], rng: random.Random, flaw: float = 0.75) -> str:
     """The written-out solution of a reasoning-gym chain_sum item: `6-9=-3, -3-9=-12. Answer: -12`.
 
     Each affected step slips with probability `flaw`, and the next step goes on from what was written. Over
-    all three-term sums of one-digit numbers the answers are right with probability 0.55 (0.6 as `flaw`;
+    all three-term sums of one-digit numbers the answers are right with probability 0.456 (0.75 as `flaw`;
     enumerated in the tests).
 
     Raises:

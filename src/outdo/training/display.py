@@ -12,6 +12,7 @@ from rich.table import Column
 
 SHOWN: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", ".3f"),
+    ("episode/return", "return", ".1f"),
     ("grad_norm", "grad", ".3g"),
     ("groups_without_signal", "no signal", ".0%"),
     ("kl_reference", "KL", ".2g"),
@@ -20,6 +21,7 @@ SHOWN: tuple[tuple[str, str, str], ...] = (
     ("clip_share", "clipped", ".1%"),
     ("nll", "nll", ".3f"),
     ("time/tokens_per_second", "tok/s", ".0f"),
+    ("time/steps_per_second", "steps/s", ".0f"),
 )
 """Metric, label and format of the figures in the progress line; those a stage does not have are left out."""
 

@@ -158,15 +158,17 @@ class Run:
         position.step, position.total = position.step + 1, position.total + 1
         tokens = int(batch.valid.sum())
         position.rows, position.tokens = position.rows + len(batch), position.tokens + tokens
+        seen = stage.environment.metrics()
+        unit = "steps" if "environment_steps" in seen else "tokens"
         metrics = {
             **collected_metrics(raw, stage.algorithm.is_surrogate),
-            **stage.environment.metrics(),
+            **seen,
             **metrics,
             "learning_rate": rate,
-            "tokens": tokens,
+            unit: tokens,
             "time/collect": collected - start,
             "time/update": updated - collected - metrics["time/optimiser"],
-            "time/tokens_per_second": tokens / (updated - start),
+            f"time/{unit}_per_second": tokens / (updated - start),
         }
         self._log("update", metrics)
         self.record.rollouts(rollout_rows(raw, batch.advantage, stage.name, position.total))

@@ -53,12 +53,15 @@ def rollout_rows(batch: Batch, advantage: Tensor | None, stage: str, total: int)
 
 
 def interval_text(metrics: Mapping[str, float]) -> str:
-    """Scores of an evaluation in a line, `name value [low, high]`; all metrics where none has an interval."""
+    """Scores of an evaluation in a line, `name value [low, high]`; all metrics where none has an interval.
+
+    The ends of a figure are called as `greedy/low` of `greedy/accuracy`, or `deterministic/return/low`.
+    """
     parts: list[str] = []
     for name, value in metrics.items():
-        place = name.removesuffix("/accuracy")
-        if f"{place}/low" in metrics:
-            parts.append(
-                f"{place} {value:.3f} [{metrics[f'{place}/low']:.3f}, {metrics[f'{place}/high']:.3f}]"
-            )
+        for place in (name.removesuffix("/accuracy"), name):
+            if f"{place}/low" in metrics:
+                low, high = metrics[f"{place}/low"], metrics[f"{place}/high"]
+                parts.append(f"{place} {value:.3f} [{low:.3f}, {high:.3f}]")
+                break
     return "  ".join(parts or (f"{name} {value:.3f}" for name, value in metrics.items()))

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from torch.nn import Parameter
 from torch.optim import AdamW
 
-from outdo.core.algorithm import Algorithm, Loss, Pair, nonfinite_rows
+from outdo.core.algorithm import Algorithm, Loss, Number, Pair, nonfinite_rows
 from outdo.core.batch import Batch
 from outdo.core.parts import Cispo, Clipped, KlInLoss, Reinforce
 from outdo.core.protocols import Evaluation, Policy
@@ -33,20 +33,32 @@ class Figures:
     """Figures of the log that add up exactly over micro-batches: means as (sum, count), and maxima."""
 
     means: dict[str, Pair] = field(default_factory=dict[str, Pair])
-    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    maxima: dict[str, Number] = field(default_factory=dict[str, Number])
 
-    def add(self, means: Mapping[str, Pair], maxima: Mapping[str, Tensor]) -> None:
+    def add(self, means: Mapping[str, Pair], maxima: Mapping[str, Number]) -> None:
         """Add the figures of a piece."""
         for name, (total, count) in means.items():
             old = self.means.get(name)
             self.means[name] = (total, count) if old is None else (old[0] + total, old[1] + count)
         for name, value in maxima.items():
-            self.maxima[name] = torch.maximum(self.maxima[name], value) if name in self.maxima else value
+            self.maxima[name] = _larger(self.maxima[name], value) if name in self.maxima else value
+
+    def mean(self, name: str) -> float:
+        """One of the means; 0 for a mean of nothing."""
+        total, count = self.means.get(name, (0.0, 0.0))
+        return float(total / count) if count > 0 else 0.0
 
     def values(self) -> dict[str, float]:
         """The numbers; a mean of nothing is left out."""
         means = {name: float(total / count) for name, (total, count) in self.means.items() if count > 0}
         return means | {name: float(value) for name, value in self.maxima.items()}
+
+
+def _larger(one: Number, other: Number) -> Number:
+    """The larger of two figures; tensors stay where they are."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.maximum(one, other)
+    return max(float(one), float(other))
 
 
 def describe_rows(batch: Batch, rows: list[int]) -> str:
@@ -129,30 +141,32 @@ class Updater:
     def __call__(self, batch: Batch) -> dict[str, float]:
         """All epochs and minibatches of the algorithm's schedule over `batch`; returns the metrics.
 
+        Minibatches are drawn over rows; over single steps where the batch and the loss are stepwise
+        (`Batch.steps`, `Algorithm.is_stepwise`).
         With one epoch of one minibatch and no `batch.old_logp` the ratio is formed with the trainer's own
         value of the same pass, so it is exactly 1. With more, `batch.old_logp` must have been scored before.
         Where the schedule has a `kl_stop` and the KL from the old policy exceeds it, the remaining steps are
         not made. Raises `NonFiniteError` before an optimiser step whose loss or gradient is not finite.
         """
         schedule = self.algorithm.update
+        whole = batch.steps() if batch.stepwise and self.algorithm.is_stepwise else batch
         figures, norms, clipped = Figures(), list[float](), dict[str, float]()
         seconds = 0.0
         for epoch in range(schedule.epochs):
             of_epoch, stop = Figures(), False
-            for rows in minibatches(len(batch), schedule.minibatches, self.order):
-                of_minibatch, loss, norm = self.gradient(batch.select(rows))
+            for rows, minibatch in self._minibatches(whole):
+                of_minibatch, loss, norm = self.gradient(minibatch)
                 if not (math.isfinite(loss) and math.isfinite(norm)):
-                    raise self._non_finite(batch, rows, len(norms))
+                    raise self._non_finite(batch, whole, rows, len(norms))
                 of_epoch.add(of_minibatch.means, of_minibatch.maxima)
-                kl = of_minibatch.values().get("kl_old_k3", 0.0)
-                stop = schedule.kl_stop is not None and kl > schedule.kl_stop
+                stop = schedule.kl_stop is not None and of_minibatch.mean("kl_old_k3") > schedule.kl_stop
                 if stop:
                     break
                 norms.append(norm)
                 seconds += self._step(norm)
             figures.add(of_epoch.means, of_epoch.maxima)
             if schedule.epochs > 1 and "clip_share" in of_epoch.means:
-                clipped[f"clip_share/epoch_{epoch + 1}"] = of_epoch.values()["clip_share"]
+                clipped[f"clip_share/epoch_{epoch + 1}"] = of_epoch.mean("clip_share")
             if stop:
                 break
         return {
@@ -163,6 +177,18 @@ class Updater:
             "time/optimiser": seconds,
         }
 
+    def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
+        """The minibatches of one epoch with the numbers of their rows."""
+        pieces = minibatches(len(batch), self.algorithm.update.minibatches, self.order)
+        if not batch.stepwise:
+            yield from ((rows, batch.select(rows)) for rows in pieces)
+            return
+        parts = list(pieces)  # shuffled once: slices cost less than selections
+        shuffled, start = batch.select(torch.cat(parts)) if len(parts) > 1 else batch, 0
+        for rows in parts:
+            yield rows, shuffled.select(slice(start, start + len(rows)))
+            start += len(rows)
+
     def gradient(self, minibatch: Batch) -> tuple[Figures, float, float]:
         """Put the gradient of the minibatch's loss into the parameters: figures, loss and gradient norm.
 
@@ -171,17 +197,28 @@ class Updater:
         """
         self._zero()
         figures = Figures()
+        minibatch = self.algorithm.scaled(minibatch)
         counts = self.algorithm.counts(minibatch)
-        working = minibatch.select(rows_with_gradient(self.algorithm, minibatch))
         losses = [torch.zeros(())]
-        pieces = self.policy.micro_batches(working, self.micro_batch_tokens) if len(working) else []
-        for rows in pieces:
-            loss = self._loss(working.select(rows), counts)
+        for piece in self._pieces(minibatch):
+            loss = self._loss(piece, counts)
             loss.total.backward()
             losses.append(loss.total.detach())
             figures.add(loss.metrics, loss.maxima)
         total = float(torch.stack([loss.to(losses[-1].device) for loss in losses]).sum())
         return figures, total, float(gradient_norm(self._parameters()))
+
+    def _pieces(self, minibatch: Batch) -> Iterator[Batch]:
+        """The micro-batches of a minibatch; the policy splits rows that differ in what they cost."""
+        if minibatch.stepwise:
+            rows = max(1, self.micro_batch_tokens // max(1, minibatch.logp.shape[1]))
+            for start in range(0, len(minibatch), rows):
+                whole = rows >= len(minibatch)
+                yield minibatch if whole else minibatch.select(slice(start, start + rows))
+            return
+        working = minibatch.select(rows_with_gradient(self.algorithm, minibatch))
+        pieces = self.policy.micro_batches(working, self.micro_batch_tokens) if len(working) else []
+        yield from (working.select(rows) for rows in pieces)
 
     def _loss(self, piece: Batch, counts: Counts) -> Loss:
         evaluation: Evaluation = self.policy.evaluate(piece, entropy=self.algorithm.needs_entropy)
@@ -206,7 +243,8 @@ class Updater:
         for parameter in self._parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.optimiser.zero_grad(set_to_none=False)
+            else:
+                parameter.grad.zero_()
 
     def _parameters(self) -> list[Parameter]:
         return [parameter for _, parameter in self.policy.named_parameters()]
@@ -218,17 +256,23 @@ class Updater:
         shown = {"policy_loss": "nll", "entropy": "entropy"}
         return {shown[name]: value for name, value in values.items() if name in shown}
 
-    def _non_finite(self, batch: Batch, rows: Tensor, steps: int) -> NonFiniteError:
-        """Find the rows whose own loss or gradient is not finite; leaves no gradient behind."""
-        counts = self.algorithm.counts(batch.select(rows))
+    def _non_finite(self, batch: Batch, whole: Batch, rows: Tensor, steps: int) -> NonFiniteError:
+        """Find the rows whose own loss or gradient is not finite; leaves no gradient behind.
+
+        `rows` are those of `whole`: rows of `batch`, or its steps.
+        """
+        counts = self.algorithm.counts(whole.select(rows))
         bad: list[int] = []
         for row in rows.tolist():
             self._zero()
-            loss = self._loss(batch.select(torch.tensor([row])), counts)
+            loss = self._loss(whole.select(torch.tensor([row])), counts)
             loss.total.backward()
             if not (torch.isfinite(loss.total) and torch.isfinite(gradient_norm(self._parameters()))):
                 bad.append(row)
         self._zero()
+        if whole is not batch:
+            of_step = batch.loss_mask.nonzero()[:, 0].tolist()
+            bad = sorted({of_step[step] for step in bad})
         where = describe_rows(batch, bad) if bad else "the sum over rows that are finite one by one"
         return NonFiniteError(
             f"the loss or its gradient is not finite in {where}. The optimiser step was not made; {steps} "

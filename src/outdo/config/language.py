@@ -1,23 +1,25 @@
-"""The recipe as a value: frozen, validated when it is read, every field documented, unknown keys refused."""
+"""Recipes of language runs: a causal model, prompts with answers, a reward, imitation and RL stages."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, field_validator, model_validator
+from pydantic import Discriminator, Field, model_validator
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Options = dict[str, Any]
+from outdo.config import common
+from outdo.config.common import (
+    Algorithm,
+    Count,
+    Name,
+    Options,
+    Positive,
+    Recipe,
+    Section,
+    StageConfig,
+)
 
 
-class Section(BaseModel):
-    """Base of all sections: frozen, no unknown keys, defaults checked too."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-class LoraConfig(Section):
+class LoraConfig(Section, frozen=True):
     """Low-rank adapters instead of full weights (needs the extra `lora`)."""
 
     rank: Positive = Field(16, description="Rank of the adapters.")
@@ -25,7 +27,7 @@ class LoraConfig(Section):
     targets: list[str] | str = Field("all-linear", description="Modules that get an adapter, by name.")
 
 
-class PolicyConfig(Section):
+class PolicyConfig(Section, frozen=True):
     """The policy to train."""
 
     kind: Literal["causal_lm"] = Field("causal_lm", description="What acts: 'causal_lm', a language model.")
@@ -41,7 +43,7 @@ class PolicyConfig(Section):
     device: str = Field("auto", description="'auto' takes a GPU if there is one; or 'cpu', 'cuda', 'cuda:1'.")
 
 
-class TaskConfig(Section):
+class TaskConfig(Section, frozen=True):
     """Where prompts and answers come from."""
 
     kind: Literal["reasoning_gym", "file", "function"] = Field(
@@ -78,7 +80,7 @@ class TaskConfig(Section):
         return self
 
 
-class RewardConfig(Section):
+class RewardConfig(Section, frozen=True):
     """One named term of the reward."""
 
     function: str = Field(
@@ -96,52 +98,21 @@ class RewardConfig(Section):
     )
 
 
-class OptimiserConfig(Section):
-    """AdamW and the learning rate of a stage."""
-
-    learning_rate: float = Field(2e-5, ge=0, description="Highest learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.99), description="Decay of AdamW's first and second moments.")
-    eps: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay; never on norms and biases.")
-    warmup: Count = Field(0, description="Steps over which the rate climbs linearly from 0.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Course after the warm-up."
-    )
-    final_share: float = Field(
-        0.0, ge=0, le=1, description="linear, cosine: rate of the last step as a share of learning_rate."
-    )
-    micro_batch_tokens: Positive = Field(
-        4096, description="Tokens computed at once, prompts included: memory and speed, never the gradient."
-    )
-
-
-Algorithm = Annotated[
-    str | Options,
-    Field(
-        description="A preset (see `outdo algorithms`), or a table: 'preset' to start from, and what to "
-        "change of advantage, objective, kl, update, gamma, value_coefficient, value_clip, entropy_coefficient."
-    ),
-]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$", description="Its name in logs and overrides.")]
-
-
-class SftStage(OptimiserConfig):
+class SftStage(StageConfig, frozen=True):
     """Imitation: maximise the likelihood of demonstrations."""
 
     kind: Literal["sft"] = Field("sft", description="Kind of the stage.")
     name: Name = "sft"
-    steps: Count = Field(description="Updates.")
     algorithm: Algorithm = "sft"
     batch: Positive = Field(32, description="Demonstrations per update.")
     learning_rate: float = Field(1e-4, ge=0, description="Highest learning rate.")
 
 
-class RlStage(OptimiserConfig):
+class RlStage(StageConfig, frozen=True):
     """Reinforcement learning on the task's reward."""
 
     kind: Literal["rl"] = Field("rl", description="Kind of the stage.")
     name: Name = "rl"
-    steps: Count = Field(description="Updates.")
     algorithm: Algorithm = "grpo"
     prompts: Positive = Field(8, description="Prompts per update.")
     group: Positive = Field(8, description="Completions per prompt.")
@@ -171,10 +142,9 @@ class RlStage(OptimiserConfig):
 Stage = Annotated[SftStage | RlStage, Discriminator("kind")]
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(common.EvaluationConfig, frozen=True):
     """Held-out evaluation before, during and after the stages; never by the training reward."""
 
-    every: Count = Field(0, description="Updates between evaluations; 0: only at the ends of stages.")
     problems: Positive = Field(200, description="Held-out problems.")
     samples: Count = Field(0, description="Sampled answers per problem besides the greedy one (pass@k).")
     temperature: float = Field(1.0, gt=0, description="Temperature of the sampled answers.")
@@ -186,28 +156,11 @@ class EvaluationConfig(Section):
     arguments: Options = Field(default_factory=Options, description="Further keyword arguments of `score`.")
 
 
-class CheckpointConfig(Section):
-    """When to save, and what to keep."""
+class LanguageRecipe(Recipe, frozen=True):
+    """A whole language run."""
 
-    every: Count = Field(0, description="Updates between checkpoints; 0: only at the end of each stage.")
-    keep: Positive = Field(1, description="How many of the newest stay; the best stays besides.")
-    best_by: str = Field(
-        "greedy/accuracy", description="Evaluation metric whose highest value marks the best; empty: none."
-    )
+    wing: ClassVar[str] = "outdo.language.build"
 
-
-class TrackerConfig(Section):
-    """Somewhere metrics go besides the run folder."""
-
-    kind: Literal["tensorboard", "wandb", "trackio", "mlflow"] = Field(description="Which tracker.")
-    options: Options = Field(default_factory=Options, description="Passed to it as they are.")
-
-
-class Recipe(Section):
-    """A whole run."""
-
-    seed: int = Field(0, ge=0, description="Seed of every random stream of the run.")
-    threads: Positive | None = Field(None, description="CPU threads of torch; left out: torch decides.")
     policy: PolicyConfig = Field(description="The policy to train.")
     task: TaskConfig = Field(description="Where prompts and answers come from.")
     reward: dict[str, RewardConfig] = Field(
@@ -215,23 +168,9 @@ class Recipe(Section):
     )
     stage: list[Stage] = Field(min_length=1, description="Stages in the order they run.")
     evaluation: EvaluationConfig | None = Field(None, description="Left out: no held-out evaluation.")
-    checkpoint: CheckpointConfig = Field(
-        default_factory=lambda: CheckpointConfig.model_validate({}),
-        description="When to save, and what to keep.",
-    )
-    tracker: list[TrackerConfig] = Field(default_factory=list[TrackerConfig], description="Trackers.")
-
-    @field_validator("stage")
-    @classmethod
-    def _names_differ(cls, stages: list[Stage]) -> list[Stage]:
-        names = [stage.name for stage in stages]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two stages are called {name!r}: give each a 'name' of its own")
-        return stages
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Recipe:
+    def _parts_fit(self) -> LanguageRecipe:
         kinds = {stage.kind for stage in self.stage}
         if "rl" in kinds and not self.reward:
             raise ValueError("an rl stage needs a reward: add a table [reward.<name>] with a 'function'")
@@ -243,3 +182,7 @@ class Recipe(Section):
                 f"{self.task.held_out} problems are set aside"
             )
         return self
+
+    def fits(self, stage: StageConfig) -> tuple[int, bool]:
+        """Samples per prompt of a stage, and whether the model has a value head."""
+        return (stage.group if isinstance(stage, RlStage) else 1), self.policy.value_head

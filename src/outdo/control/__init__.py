@@ -1,0 +1,1 @@
+"""Policies that act step by step in Gymnasium environments."""
