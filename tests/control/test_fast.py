@@ -10,6 +10,10 @@ from gymnasium import spaces
 
 from outdo.control import kernels
 from outdo.control.policy import ControlPolicy
+from outdo.core.algorithm import Algorithm
+from outdo.core.parts import Clipped, Gae, KlInLoss, NoKl, Update
+from outdo.training.optim import OptimiserSettings, adamw
+from outdo.training.update import Updater
 
 BOX, DISCRETE = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
 COMBINED = spaces.Dict(
@@ -68,6 +72,56 @@ def test_gradients_are_those_of_autograd(name):
             assert relative(getattr(one, field), getattr(other, field)) < 1e-6
     for got, right in zip(gradients, expected, strict=True):
         assert relative(got, right) < 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_pullback_is_the_gradient_of_autograd(name):
+    fast, plain, space, mask = pair(name)
+    batch = rollout(plain, space, rows=5, steps=6, mask=mask)
+    found = fast.evaluate_with_pullback(batch)
+    assert found is not None
+    evaluation, pullback = found
+    expected = plain.evaluate(batch, entropy=True)
+    weights = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(3))
+    scores = [expected.logp, expected.entropy, expected.value]
+    torch.autograd.backward(
+        [score for score in scores if score is not None],
+        [weight for weight, score in zip(weights, scores, strict=True) if score is not None],
+    )
+    fast.vectors.grad = None  # one gradient is there already, one is not
+    fast.matrices.grad.fill_(1)
+    pullback((weights[0], weights[1], None if expected.value is None else weights[2]))
+    assert relative(fast.matrices.grad - 1, plain.matrices.grad) < 1e-5  # 1 costs digits
+    assert relative(fast.vectors.grad, plain.vectors.grad) < 1e-6
+    assert relative(evaluation.logp, expected.logp) < 1e-6
+    assert not evaluation.logp.requires_grad
+    with pytest.raises(RuntimeError, match="differentiated already"):
+        pullback((weights[0], None, None))
+
+
+@pytest.mark.parametrize("name", ["categorical", "squashed"])
+@pytest.mark.parametrize("kl", [NoKl(), KlInLoss("k3", 0.5)])
+def test_an_update_is_that_of_the_plain_path(name, kl):
+    """With a loss that knows its derivatives, and with one that autograd takes from the scores on."""
+    after = []
+    for policy in pair(name)[:2]:
+        batch = rollout(pair(name)[1], CASES[name][0], rows=4, steps=6)
+        chance = torch.Generator().manual_seed(1)
+        advantage, target = torch.randn(2, 4, 6, generator=chance)
+        batch = batch.with_(
+            advantage=advantage, target=target, old_logp=batch.logp, ref_logp=batch.logp - 0.1 * advantage
+        )
+        if isinstance(kl, NoKl):
+            batch = batch.with_(ref_logp=None)
+        algorithm = Algorithm(Gae(), Clipped(), kl, Update(2, 3), entropy_coefficient=0.02)
+        optimiser = adamw(policy, OptimiserSettings(1e-3))
+        figures = Updater(policy, algorithm, optimiser, 8, torch.Generator().manual_seed(0))(batch)
+        after.append((policy.matrices.detach(), policy.vectors.detach(), figures))
+    assert relative(after[0][0], after[1][0]) < 1e-5
+    assert relative(after[0][1], after[1][1]) < 1e-5
+    for key, value in after[1][2].items():
+        if not key.startswith("time/"):
+            assert after[0][2][key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,14 +2,14 @@
 
 Autograd spends most of its time on some 500 operator calls for each step of so small a network. Here all layers of
 both towers are about 25 products and element-wise operations on preallocated views, distributions are compiled
-(`outdo.control.kernels`), and autograd sees one function from the parameters to log-probability, entropy and value.
+(`outdo.control.kernels`). The derivative is there for autograd, as one function from the parameters to the scores,
+and without it (`evaluate_with_pullback`).
 
 Axes: M rows, G towers (policy, critic), F features, U units of a layer, K network outputs, W columns of a raw action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -21,8 +21,12 @@ from torch import Tensor, nn
 from outdo.control import kernels
 from outdo.control.distributions import SMALLEST_STD, Distribution
 from outdo.control.networks import Dense, Network, Tower
+from outdo.core.protocols import Derivatives, Pullback
 
 Array = NDArray[Any]
+Scores = tuple[Tensor, Tensor, Tensor]
+"""Log-probability, entropy and value; the last empty without a critic."""
+ONCE = "this evaluation was differentiated already: evaluate the batch again"
 NOTHING = np.zeros(0, np.float32)
 """Stands for a gradient that is 0."""
 TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
@@ -106,32 +110,39 @@ class FastNetwork:
 
     # -- learning: torch, whose products are faster for hundreds of rows ---------------------------------------
 
-    def evaluate(
-        self, flat: Tensor, raw: Tensor, allowed: Tensor | None, valid: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Log-probability, entropy and value, shaped as `valid` `[...]`, of features `[..., F]`; all with gradient.
+    def evaluate(self, rows: Rows, shape: torch.Size) -> Scores:
+        """Log-probability, entropy and value of `rows`, in `shape`, for autograd; a graph can be differentiated once.
 
-        A graph can be differentiated once.
+        The value is empty without a critic.
         """
-        rows = Rows(
-            flat.reshape(-1, flat.shape[-1]),
-            _array(raw.reshape(-1, raw.shape[-1])),
-            kernels.NO_MASK if allowed is None else _array(allowed.reshape(-1, allowed.shape[-1])),
-            _array(valid.reshape(-1)),
-        )
         if torch.is_grad_enabled() and self.matrices.requires_grad:
-            found = _Evaluate.apply(self.matrices, self.vectors, self, rows, valid)
-        else:
-            room = self.take(len(rows.flat))
-            found = self.scores(rows, valid, room)
-            self.give(room)
-        logp, entropy, value = cast("tuple[Tensor, Tensor, Tensor]", found)
-        return logp, entropy, value if self.has_critic else None
+            return cast("Scores", _Evaluate.apply(self.matrices, self.vectors, self, rows, shape))
+        room = self.take(len(rows.flat))
+        found = self.scores(rows, shape, room)
+        self.give(room)
+        return found
 
-    def scores(self, rows: Rows, valid: Tensor, room: Room) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probability, entropy and value (empty without a critic), shaped as `valid`; fills `room`."""
+    def evaluate_with_pullback(self, rows: Rows, shape: torch.Size) -> tuple[Scores, Pullback]:
+        """The same without a graph, and the derivative."""
+        kept = [self.take(len(rows.flat))]
+
+        def pullback(derivatives: Derivatives) -> None:
+            if not kept:
+                raise RuntimeError(ONCE)
+            room = kept.pop()
+            self.gradients(rows, room, derivatives)
+            self.give(room)
+            for parameter, gradient in ((self.matrices, self.g_matrices), (self.vectors, self.g_vectors)):
+                if parameter.grad is None:
+                    parameter.grad = gradient.clone()
+                else:
+                    parameter.grad.add_(gradient)
+
+        return self.scores(rows, shape, kept[0]), pullback
+
+    def scores(self, rows: Rows, shape: torch.Size, room: Room) -> Scores:
+        """Log-probability, entropy and value (empty without a critic) in `shape`; fills `room`."""
         self._forward(rows.flat, room)
-        shape = valid.shape
         logp, entropy, value = (
             torch.empty(shape),
             torch.empty(shape),
@@ -149,9 +160,12 @@ class FastNetwork:
         )
         return logp, entropy, value
 
-    def gradients(self, rows: Rows, room: Room, scores: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Gradients of `matrices` and `vectors` from those of logp, entropy and value; uses up `room`."""
+    def gradients(self, rows: Rows, room: Room, derivatives: Derivatives) -> None:
+        """Fill `g_matrices` and `g_vectors` from the derivatives by the scores; uses up `room`."""
         std, g_std = self.std(), np.zeros(len(self.log_half))
+        g_logp, g_entropy, g_value = (
+            NOTHING if each is None else _array(each.reshape(-1)) for each in derivatives
+        )
         kernels.score_backward(
             room.outputs.numpy(),
             self.table,
@@ -159,14 +173,15 @@ class FastNetwork:
             rows.raw,
             rows.allowed,
             rows.valid,
-            *(NOTHING if each is None else _array(each.reshape(-1)) for each in scores),
+            g_logp,
+            g_entropy,
+            g_value,
             room.g_outputs.numpy(),
             g_std,
         )
         self._backward(rows.flat, room)
         if len(g_std):  # σ = exp(ρ) + SMALLEST_STD, so dσ/dρ = σ − SMALLEST_STD
             self.g_log_std.copy_(torch.from_numpy(g_std * (std - SMALLEST_STD)))
-        return self.g_matrices.clone(), self.g_vectors.clone()
 
     def _forward(self, flat: Tensor, room: Room) -> None:
         """Fill `hidden` and `outputs` of `room` from features `[M, F]`."""
@@ -224,6 +239,16 @@ class Rows(NamedTuple):
     allowed: Array
     valid: Array
 
+    @classmethod
+    def of(cls, flat: Tensor, raw: Tensor, allowed: Tensor | None, valid: Tensor) -> Rows:
+        """The steps of `[..., F]`, `[..., W]`, `[..., K]` and `[...]` as rows."""
+        return cls(
+            flat.reshape(-1, flat.shape[-1]),
+            _array(raw.reshape(-1, raw.shape[-1])),
+            kernels.NO_MASK if allowed is None else _array(allowed.reshape(-1, allowed.shape[-1])),
+            _array(valid.reshape(-1)),
+        )
+
 
 class Room(NamedTuple):
     """What the backward pass needs of the forward pass, and room for its own: `[G, M, U]` a layer, `[M, K (+ 1)]`."""
@@ -244,8 +269,8 @@ class _Evaluate(torch.autograd.Function):
     """From the flat parameters to log-probability, entropy and value; the backward pass of `FastNetwork`."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments: matrices, vectors, network, rows, valid."""
+    def forward(ctx: Any, *arguments: Any) -> Scores:
+        """Arguments: matrices, vectors, network, rows, shape."""
         network: FastNetwork = arguments[2]
         rows: Rows = arguments[3]
         ctx.kept = network, rows, network.take(len(rows.flat))
@@ -255,14 +280,14 @@ class _Evaluate(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outputs: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Gradients of logp, entropy and value, each the shape of `valid` or None."""
+        """Gradients of logp, entropy and value, in their shape, or None."""
         if ctx.kept is None:
-            raise RuntimeError("this evaluation was differentiated already: evaluate the batch again")
+            raise RuntimeError(ONCE)
         network, rows, room = ctx.kept
         ctx.kept = None
-        gradients = network.gradients(rows, room, outputs)
+        network.gradients(rows, room, outputs)
         network.give(room)
-        return *gradients, None, None, None
+        return network.g_matrices.clone(), network.g_vectors.clone(), None, None, None
 
 
 def _array(tensor: Tensor) -> Array:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from outdo.control.fast import FastNetwork, supports
+from outdo.control.fast import FastNetwork, Rows, supports
 from outdo.control.networks import Activation, Critic, Network, flatten
 from outdo.control.normalise import RunningStatistics
 from outdo.control.protocol import Act, Mask
@@ -24,7 +24,7 @@ from outdo.control.spaces import Actions, BoxPolicy, Observations
 from outdo.core.batch import Batch
 from outdo.core.calls import nearest
 from outdo.core.checks import only
-from outdo.core.protocols import Evaluation
+from outdo.core.protocols import Evaluation, Pullback
 
 Kind = Literal["mlp", "cnn", "gru"]
 WEIGHTS, SETTINGS = "policy.safetensors", "policy.json"
@@ -229,14 +229,14 @@ class ControlPolicy:
         With memory each row begins with the state that its first step carries. A row's reset steps and padding
         (`valid` False) may hold anything.
         """
-        shape, valid = batch.logp.shape, batch.valid.to(self.device)
-        parts, raw = self._on_device(batch.obs), batch.action.to(self.device)
-        if not valid.all():
-            parts = {key: _blank(x, valid, key == "mask") for key, x in parts.items()}
-            raw = _blank(raw, valid, False)
+        shape = batch.logp.shape
+        parts, raw, valid = self._steps(batch)
         if self.fast is not None:
-            logp, spread, value = self.fast.evaluate(parts["flat"], raw, parts.get("mask"), valid)
-            return Evaluation(logp, spread if entropy else spread.detach(), value)
+            rows = Rows.of(parts["flat"], raw, parts.get("mask"), valid)
+            logp, spread, value = self.fast.evaluate(rows, shape)
+            return Evaluation(
+                logp, spread if entropy else spread.detach(), value if self.has_critic else None
+            )
         outputs, value, _ = self._forward(parts)
         mask = parts["mask"].flatten(0, 1) if "mask" in parts else None
         logp, spread = self.distribution.score(
@@ -248,6 +248,24 @@ class ControlPolicy:
             only(valid, spread.view(shape)),
             None if value is None else only(valid, value),
         )
+
+    def evaluate_with_pullback(self, batch: Batch) -> tuple[Evaluation, Pullback] | None:
+        """`evaluate` with its derivative, without autograd; None without the fast path."""
+        if self.fast is None:
+            return None
+        parts, raw, valid = self._steps(batch)
+        rows = Rows.of(parts["flat"], raw, parts.get("mask"), valid)
+        (logp, entropy, value), pullback = self.fast.evaluate_with_pullback(rows, batch.logp.shape)
+        return Evaluation(logp, entropy, value if self.has_critic else None), pullback
+
+    def _steps(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Features, raw actions and which are valid, on the policy's device; zeros where a step is not."""
+        valid = batch.valid.to(self.device)
+        parts, raw = self._on_device(batch.obs), batch.action.to(self.device)
+        if not valid.all():
+            parts = {key: _blank(x, valid, key == "mask") for key, x in parts.items()}
+            raw = _blank(raw, valid, False)
+        return parts, raw, valid
 
     def micro_batches(self, batch: Batch, budget: int) -> list[Tensor]:
         """Rows in pieces of at most about `budget` steps, padding counted."""

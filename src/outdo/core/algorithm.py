@@ -32,7 +32,7 @@ from outdo.core.parts import (
     Update,
     standardised,
 )
-from outdo.core.protocols import Evaluation
+from outdo.core.protocols import Derivatives, Evaluation
 from outdo.core.reduce import Counts, count, reduce
 
 Number = Tensor | float
@@ -45,11 +45,13 @@ class Loss:
     """The scalar to differentiate, and figures without gradient.
 
     `metrics`: (sum, count) by name, to be added over micro-batches and ranks; `maxima`: to be maximised.
+    `derivatives` of `total` by the scores of the policy, where they are known without autograd.
     """
 
     total: Tensor
     metrics: dict[str, Pair]
     maxima: dict[str, Number]
+    derivatives: Derivatives | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class Algorithm:
         weight = by_step if self.objective.reduce == "token_mean" else 1.0
         clipped = self.objective if isinstance(self.objective, Clipped) else None
         critic = self.needs_critic
-        total, sums = fused.loss(
+        total, derivatives, sums = fused.loss(
             evaluation.logp,
             _old_logp(batch),
             batch.logp,
@@ -251,7 +253,7 @@ class Algorithm:
             means["sampler_gap"] = (gap, steps)
         if evaluation.entropy is not None:
             means["entropy"] = (entropy, steps)
-        return Loss(total, means, {"ratio_max": largest})
+        return Loss(total, means, {"ratio_max": largest}, derivatives)
 
     def _value_loss(
         self, batch: Batch, evaluation: Evaluation, counts: Counts, means: dict[str, Pair]

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outdo.core.protocols import Derivatives
+
 Sums = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -50,7 +52,7 @@ class _Total(torch.autograd.Function):
         logp: Tensor,
         entropy: Tensor | None,
         value: Tensor | None,
-        derivatives: tuple[Tensor, Tensor | None, Tensor | None],
+        derivatives: Derivatives,
     ) -> Tensor:
         """Remember the derivatives and give the number."""
         ctx.derivatives = derivatives
@@ -83,8 +85,8 @@ def loss(
     policy_weight: float,
     entropy_weight: float,
     value_weight: float,
-) -> tuple[Tensor, Sums]:
-    """policy_weight · Σ objective − entropy_weight · Σ H + value_weight · Σ critic's loss, and the kernel's sums.
+) -> tuple[Tensor, Derivatives, Sums]:
+    """policy_weight · Σ objective − entropy_weight · Σ H + value_weight · Σ critic's loss, derivatives, sums.
 
     The objective is PPO's clipped surrogate with `clip` = (low, high), −A·log π without. All `[B, T]`;
     the sums, in this order: steps, policy loss, clipped steps, ρ, k1, k3, sampler gap, entropy, value loss,
@@ -114,4 +116,6 @@ def loss(
     if d_value is not None:
         d_value.mul_(value_weight)
     derivatives = (d_logp.mul_(policy_weight), d_entropy, d_value)
-    return _Total.apply(float(total), logp, entropy, value, derivatives), sums
+    if not torch.is_grad_enabled() or not logp.requires_grad:  # whoever scored goes on with the derivatives
+        return logp.new_tensor(total), derivatives, sums
+    return _Total.apply(float(total), logp, entropy, value, derivatives), derivatives, sums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -67,6 +67,21 @@ class Policy(Protocol):
 
     def load(self, folder: Path) -> None:
         """Read weights that `save` wrote, in place."""
+        ...
+
+
+Derivatives = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""∂loss/∂logp, ∂loss/∂entropy and ∂loss/∂value, `[B, T]` each; None stands for 0."""
+Pullback = Callable[[Derivatives], None]
+"""Adds to the parameters' gradients what derivatives of the loss by the scores mean for them; called once at most."""
+
+
+@runtime_checkable
+class SelfDifferentiating(Protocol):
+    """A policy that can do without autograd, whose overhead is most of the time of a small network."""
+
+    def evaluate_with_pullback(self, batch: Batch) -> tuple[Evaluation, Pullback] | None:
+        """`evaluate` without a graph, and its derivative; None where the policy is left to autograd."""
         ...
 
 

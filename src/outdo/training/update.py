@@ -15,7 +15,7 @@ from torch.optim import AdamW
 from outdo.core.algorithm import Algorithm, Loss, Number, Pair, nonfinite_rows
 from outdo.core.batch import Batch
 from outdo.core.parts import Cispo, Clipped, KlInLoss, Reinforce
-from outdo.core.protocols import Evaluation, Policy
+from outdo.core.protocols import Derivatives, Evaluation, Policy, SelfDifferentiating
 from outdo.core.reduce import Counts
 from outdo.training.optim import clip_gradient, gradient_norm
 
@@ -201,8 +201,7 @@ class Updater:
         counts = self.algorithm.counts(minibatch)
         losses = [torch.zeros(())]
         for piece in self._pieces(minibatch):
-            loss = self._loss(piece, counts)
-            loss.total.backward()
+            loss = self._differentiate(piece, counts)
             losses.append(loss.total.detach())
             figures.add(loss.metrics, loss.maxima)
         total = float(torch.stack([loss.to(losses[-1].device) for loss in losses]).sum())
@@ -220,8 +219,28 @@ class Updater:
         pieces = self.policy.micro_batches(working, self.micro_batch_tokens) if len(working) else []
         yield from (working.select(rows) for rows in pieces)
 
-    def _loss(self, piece: Batch, counts: Counts) -> Loss:
-        evaluation: Evaluation = self.policy.evaluate(piece, entropy=self.algorithm.needs_entropy)
+    def _differentiate(self, piece: Batch, counts: Counts) -> Loss:
+        """The loss of a micro-batch; its gradient is added to the parameters'."""
+        policy = self.policy
+        own = policy.evaluate_with_pullback(piece) if isinstance(policy, SelfDifferentiating) else None
+        if own is None:
+            loss = self._loss_of(piece, policy.evaluate(piece, entropy=self.algorithm.needs_entropy), counts)
+            loss.total.backward()
+            return loss
+        evaluation, pullback = own
+        loss = self._loss_of(piece, evaluation, counts)
+        pullback(loss.derivatives or self._derivatives(piece, evaluation, counts))
+        return loss
+
+    def _derivatives(self, piece: Batch, evaluation: Evaluation, counts: Counts) -> Derivatives:
+        """Derivatives of the loss by the scores, by autograd."""
+        scores = evaluation.logp, evaluation.entropy, evaluation.value
+        logp, entropy, value = (None if each is None else each.detach().requires_grad_() for each in scores)
+        assert logp is not None
+        self._loss_of(piece, Evaluation(logp, entropy, value), counts).total.backward()
+        return logp.grad, None if entropy is None else entropy.grad, None if value is None else value.grad
+
+    def _loss_of(self, piece: Batch, evaluation: Evaluation, counts: Counts) -> Loss:
         piece = on_device(piece, evaluation.logp.device)
         if piece.old_logp is None:
             piece = piece.with_(old_logp=evaluation.logp.detach())
@@ -265,8 +284,7 @@ class Updater:
         bad: list[int] = []
         for row in rows.tolist():
             self._zero()
-            loss = self._loss(whole.select(torch.tensor([row])), counts)
-            loss.total.backward()
+            loss = self._differentiate(whole.select(torch.tensor([row])), counts)
             if not (torch.isfinite(loss.total) and torch.isfinite(gradient_norm(self._parameters()))):
                 bad.append(row)
         self._zero()

@@ -1,0 +1,1 @@
+"""The experiments of the lab, one file each; `outdo.lab.registry` finds them."""
