@@ -22,6 +22,9 @@ TOPICS = {
     "drift": "drift from the reference",
     "a group without signal": "group teach nothing",
     "four models": "four models",
+    "collisions alone": "avoiding collisions and for nothing else",
+    "which story is hacking": "four stories",
+    "consistency": "consistency of words and driving",
 }
 
 
