@@ -173,7 +173,7 @@ def test_prompts_are_computed_once_per_group(monkeypatch: pytest.MonkeyPatch) ->
     fed: list[int] = []
     forward = policy.decoder.forward
     monkeypatch.setattr(
-        policy.decoder, "forward", lambda piece: fed.append(len(piece.tokens)) or forward(piece)
+        policy.decoder, "forward", lambda piece, *more: fed.append(len(piece.tokens)) or forward(piece, *more)
     )
     policy.generate(PROMPTS, 6, Sampling(max_tokens=3), [(i,) for i in range(4)])
     assert fed == [sum(len(prompt) for prompt in PROMPTS)]

@@ -194,8 +194,8 @@ class Vocabulary:
             return (*SPECIALS, *WORDS)[token]
         a_bins, k_bins = self.code.acceleration_bins, self.code.curvature_bins
         if at < a_bins:
-            return f"<a {_value(np.array(at), MAX_ACCELERATION, a_bins):+.2f}>"
-        return f"<k {_value(np.array(at - a_bins), MAX_CURVATURE, k_bins):+.4f}>"
+            return f"<a:{_value(np.array(at), MAX_ACCELERATION, a_bins):+.2f}>"
+        return f"<k:{_value(np.array(at - a_bins), MAX_CURVATURE, k_bins):+.4f}>"
 
     def write(self, trace: Trace | None, controls: Sequence[int]) -> list[int]:
         """Ids of an answer: a trace (or none) and the control tokens of `ControlCode.encode`."""

@@ -86,7 +86,7 @@ def _prefill(d: LlamaDecoder, job: Job) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states [R, D] that predict the first tokens, and caches [R, layers, K, E, S] and [R, layers, K, S, E]."""
     none = torch.zeros(len(job.prompts), dtype=torch.long)
     packed = pack(job.prompts, none[:, None], none)
-    x, _, qkvs = d.forward(packed)
+    x, _, qkvs = d.forward(packed, job.prefix)
     rows, longest = torch.tensor(job.rows), packed.whole.shape[1]
     index = packed.whole.clamp(
         max=len(packed.tokens) - 1

@@ -40,7 +40,7 @@ class PromptTooLongError(ValueError):
 class Decoding(Protocol):
     """The state of one batch being decoded: what the engine asks of a model."""
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int, prefix: Tensor | None = None) -> Tensor:
         """Compute the prompts, a state each, with space for `room` tokens; hidden [S, D]."""
         ...
 
@@ -70,6 +70,7 @@ class Job:
     """Rows to decode together: row r answers `prompts[rows[r]]` with at most `limits[r]` tokens.
 
     `uniforms` [R, T] are its random numbers, one a token; T is the largest limit. Greedy decoding ignores them.
+    Ids beyond the vocabulary are rows of `prefix` [P, D] (`LlamaDecoder.embed`).
     """
 
     prompts: list[tuple[int, ...]]
@@ -78,6 +79,7 @@ class Job:
     uniforms: NDArray[np.float64]
     sampling: Sampling
     stop_tokens: tuple[int, ...]
+    prefix: Tensor | None = None
 
 
 class Answers:
@@ -110,11 +112,13 @@ def generate(
     streams: Sequence[tuple[int, ...]],
     stop_tokens: tuple[int, ...],
     context: int,
+    prefix: Tensor | None = None,
 ) -> list[list[Completion]]:
     """`copies` completions for each prompt.
 
     Copy j of prompt i draws one uniform number per token from the stream keyed `(*streams[i], j)` and takes the
     token whose slice of the cumulative distribution it falls in. Greedy completions have log-probability 0.
+    `prefix` [P, D]: embeddings that prompts name by ids beyond the vocabulary.
     Raises `PromptTooLongError`; an answer that reaches the end of the context ends with `StopReason.LENGTH`.
     """
     check_prompts(prompts, context)
@@ -135,6 +139,7 @@ def generate(
             uniforms=_uniforms([(*streams[i], j) for i, j in piece], max(limits)),
             sampling=sampling,
             stop_tokens=stop_tokens,
+            prefix=prefix,
         )
         for (i, _), completion in zip(piece, decode(job).completions(), strict=True):
             result[i].append(completion)
@@ -149,7 +154,7 @@ def decode_stepwise(start: Callable[[], Decoding], head: Head, job: Job) -> Answ
     uniforms = torch.from_numpy(job.uniforms).to(device)
     answers = Answers(len(limits), job.uniforms.shape[1])
     rows, state = np.arange(len(limits)), np.array(job.rows)  # rows that go on, and the state of each
-    hidden = decoding.prefill(job.prompts, job.uniforms.shape[1])
+    hidden = decoding.prefill(job.prompts, job.uniforms.shape[1], job.prefix)
     for step in range(job.uniforms.shape[1]):
         draw = None if job.sampling.greedy else uniforms[torch.from_numpy(rows).to(device), step]
         token, logp = choose(head.logits(hidden), job.sampling, draw, torch.from_numpy(state).to(device))
@@ -217,12 +222,12 @@ class LlamaDecoding:
     def __init__(self, decoder: LlamaDecoder) -> None:
         self.decoder = decoder
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int, prefix: Tensor | None = None) -> Tensor:
         """Compute the prompts packed and spread their keys and values."""
         d, device = self.decoder, self.decoder.embedding.device
         none = torch.zeros(len(prompts), dtype=torch.long)
         packed = pack(prompts, none[:, None], none).to(device)
-        x, _, qkvs = d.forward(packed)
+        x, _, qkvs = d.forward(packed, prefix)
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
         slots = torch.arange(longest) - (longest - lengths)[:, None]  # negative before the prompt begins
@@ -289,8 +294,9 @@ class TransformersDecoding:
         with torch.autocast(ids.device.type, self.autocast, enabled=self.autocast is not None):
             return self.body(input_ids=ids, **given).last_hidden_state[:, -1]
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int) -> Tensor:
-        """Left-padded forward pass over the prompts."""
+    def prefill(self, prompts: Sequence[tuple[int, ...]], room: int, prefix: Tensor | None = None) -> Tensor:
+        """Left-padded forward pass over the prompts; a `prefix` needs the fast path."""
+        assert prefix is None
         device = next(self.body.parameters()).device
         longest = max(len(prompt) for prompt in prompts)
         ids = torch.full((len(prompts), longest), self.pad)

@@ -19,12 +19,12 @@ from outdo.language.sampling import Sampling
 class _Fast(torch.autograd.Function):
     """Body, final norm and head of a Llama-shaped model; the backward pass adds to the flat gradients itself.
 
-    `anchor` is a parameter that ties the result into the autograd graph; it gets no gradient here.
+    `anchor` is a parameter that ties the result into the autograd graph; it gets no gradient here. `prefix` gets its.
     """
 
     @staticmethod
-    def forward(ctx, anchor, decoder, head_name, piece, sampling, entropy):  # noqa: ANN001, ANN205
-        states, saved, _ = decoder.forward(piece, save=ctx.needs_input_grad[0])
+    def forward(ctx, anchor, prefix, decoder, head_name, piece, sampling, entropy):  # noqa: ANN001, ANN205
+        states, saved, _ = decoder.forward(piece, prefix, save=ctx.needs_input_grad[0])
         hidden = decoder.final_norm(states[piece.scored])
         logp, h = score(hidden, Head(decoder.flat.weight(head_name)), piece.target, sampling)
         ctx.decoder, ctx.head_name, ctx.piece, ctx.sampling, ctx.entropy = (
@@ -35,6 +35,7 @@ class _Fast(torch.autograd.Function):
             entropy,
         )
         ctx.saved, ctx.shape = saved, states.shape
+        ctx.prefix_shape = None if prefix is None else prefix.shape
         ctx.states, ctx.hidden = states[piece.scored], hidden
         if not entropy:
             ctx.mark_non_differentiable(h)
@@ -59,15 +60,22 @@ class _Fast(torch.autograd.Function):
         grad = decoder.final_norm_backward(ctx.states, grad.add_(grad_hidden))
         whole = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
         whole.index_add_(0, piece.scored, grad)
-        decoder.backward(piece, saved, whole)
-        return None, None, None, None, None, None
+        by_prefix = None if ctx.prefix_shape is None else whole.new_zeros(ctx.prefix_shape)
+        decoder.backward(piece, saved, whole, by_prefix)
+        return None, by_prefix, None, None, None, None, None
 
 
 def fast_forward(
-    decoder: LlamaDecoder, head_name: str, piece: Packed, sampling: Sampling, *, entropy: bool
+    decoder: LlamaDecoder,
+    head_name: str,
+    piece: Packed,
+    sampling: Sampling,
+    *,
+    entropy: bool,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probability [M], entropy [M], hidden states [M, D] of the scored tokens; gradients go to the flat buffers."""
-    logp, h, hidden = _Fast.apply(decoder.flat.matrices, decoder, head_name, piece, sampling, entropy)
+    logp, h, hidden = _Fast.apply(decoder.flat.matrices, prefix, decoder, head_name, piece, sampling, entropy)
     return logp, h, hidden
 
 

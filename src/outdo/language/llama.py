@@ -197,15 +197,28 @@ class LlamaDecoder:
         gate, up = (w.gate_up @ column_norm(middle, w.norm2, self.eps, w.gate_up.dtype)).chunk(2)
         return middle + w.down @ F.silu(gate).mul_(up)
 
-    def forward(self, packed: Packed, *, save: bool = False) -> tuple[Tensor, list[_Saved], list[Tensor]]:
+    def embed(self, tokens: Tensor, prefix: Tensor | None) -> Tensor:
+        """Embeddings [N, D] in float32; ids from the vocabulary's end on are rows of `prefix` [P, D]."""
+        if prefix is None:
+            return self.embedding[tokens].float()
+        beyond = tokens - len(self.embedding)
+        own = beyond >= 0
+        x = self.embedding[tokens.masked_fill(own, 0)].float()
+        x[own] = prefix[beyond[own]]
+        return x
+
+    def forward(
+        self, packed: Packed, prefix: Tensor | None = None, *, save: bool = False
+    ) -> tuple[Tensor, list[_Saved], list[Tensor]]:
         """Hidden states [N, D] before the final norm, what `backward` needs, and each layer's [N, H + 2K, E].
 
+        `prefix` [P, D] are embeddings of ids beyond the vocabulary (`embed`).
         N is rounded up to a multiple of 32: products of other sizes take up to twice as long on AMX.
         The last list is given when nothing is saved: it holds the keys and values a decoding cache starts from.
         """
         cos, sin = self.angles(_padded(packed.positions), packed.max_position)
         layout = Layout(packed, self.heads, self.kv_heads)
-        x = self.embedding[_padded(packed.tokens)].float()
+        x = self.embed(_padded(packed.tokens), prefix)
         kept = layout.scores * len(self.weights) <= KEPT_SCORES
         saved: list[_Saved] = []
         qkvs: list[Tensor] = []
@@ -231,10 +244,13 @@ class LlamaDecoder:
         """Gradient by the states before the final norm; the norm's own is added to the flat buffer."""
         return rms_norm_backward(x, self.norm, self.eps, grad, self.flat.grad("model.norm.weight"))
 
-    def backward(self, packed: Packed, saved: list[_Saved], grad: Tensor) -> None:
+    def backward(
+        self, packed: Packed, saved: list[_Saved], grad: Tensor, prefix_grad: Tensor | None = None
+    ) -> None:
         """Add the gradient of every weight, given the loss's gradient `grad` [N, D] by the output of `forward`.
 
-        `saved` is consumed: each layer's entry is dropped as soon as it has been used.
+        That by the prefix is added to `prefix_grad` [P, D], where there was one. `saved` is consumed: each layer's
+        entry is dropped as soon as it has been used.
         """
         cos, sin = self.angles(_padded(packed.positions), packed.max_position)
         layout = Layout(packed, self.heads, self.kv_heads)
@@ -242,8 +258,14 @@ class LlamaDecoder:
             kept = saved.pop()
             grad = self._feed_forward_backward(w, g, kept, grad)
             grad = self._attention_backward(w, g, kept, grad, layout, cos, sin)
-        target = self.flat.grad("model.embed_tokens.weight")
-        target.index_add_(0, packed.tokens, grad[: len(packed.tokens)])
+        target, tokens = self.flat.grad("model.embed_tokens.weight"), packed.tokens
+        grad = grad[: len(tokens)]
+        if prefix_grad is not None:
+            beyond = tokens - len(target)
+            own = beyond >= 0
+            prefix_grad.index_add_(0, beyond[own], grad[own])
+            tokens, grad = tokens[~own], grad[~own]
+        target.index_add_(0, tokens, grad)
 
     def _feed_forward_backward(self, w: Block, g: Block, kept: _Saved, grad: Tensor) -> Tensor:
         dtype = w.down.dtype

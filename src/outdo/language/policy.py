@@ -41,6 +41,9 @@ class CausalPolicy:
     Products run in the compute dtype. Llama-shaped models trained in full take a fast path that is checked
     against transformers' forward pass when the policy is built. The model is always in evaluation mode:
     dropout would make the trained log-probabilities those of another policy than the one that sampled.
+
+    An `encoder` makes embeddings [P, D] of an observation (`batch.obs`); prompts name them by the ids that follow
+    the vocabulary. It is trained with the model, on the fast path only.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class CausalPolicy:
         *,
         lora: Lora | None = None,
         value_head: bool = False,
+        encoder: nn.Module | None = None,
         precision: Precision = "auto",
         device: str = "auto",
         fast: bool = True,
@@ -69,6 +73,7 @@ class CausalPolicy:
         if self.value_head is not None:
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+        self.encoder = None if encoder is None else encoder.to(self.device)
         self.flat: FlatParameters | None = None
         self.decoder: LlamaDecoder | None = None
         self.slow_because: str | None = "adapters"
@@ -83,6 +88,10 @@ class CausalPolicy:
         if not self.adapted:
             self._lay_out(fast)
         self._check_paths()
+        if self.encoder is not None and self.decoder is None:
+            raise ModelError(
+                f"an encoder's embeddings need the fast path, which {self.source!r} does not take: {self.slow_because}"
+            )
 
     @classmethod
     def load_from(cls, path: str, *, seed: int = 0, **settings: Any) -> CausalPolicy:
@@ -91,7 +100,7 @@ class CausalPolicy:
         A value head goes on from where the checkpoint in the folder left it; a new one starts at 0.
         """
         policy = cls(load(path, seed=seed), **settings)
-        policy._load_value_head(Path(path), required=False)
+        policy._load_extras(Path(path), required=False)
         return policy
 
     def _lay_out(self, fast: bool) -> None:
@@ -188,12 +197,16 @@ class CausalPolicy:
         copies: int,
         sampling: Sampling,
         streams: Sequence[tuple[int, ...]],
+        prefix: Tensor | None = None,
     ) -> list[list[Completion]]:
         """`copies` completions of each prompt; copy j of prompt i draws from the stream `(*streams[i], j)`.
 
-        Raises `PromptTooLongError` with the prompt's index.
+        `prefix` [P, D] holds what the prompts name by ids beyond the vocabulary. Raises `PromptTooLongError` with
+        the prompt's index.
         """
-        return generate(self._decode(), prompts, copies, sampling, streams, self.stop_tokens, self.context)
+        return generate(
+            self._decode(), prompts, copies, sampling, streams, self.stop_tokens, self.context, prefix
+        )
 
     def _decode(self) -> Decode:
         if self.decoder is not None:
@@ -226,7 +239,10 @@ class CausalPolicy:
         sampling = Sampling() if obs.sampling.greedy else obs.sampling
         piece = pack(obs.prompts, batch.action, lengths).to(self.device)
         if self.decoder is not None:
-            logp, h, hidden = fast_forward(self.decoder, self._head_name, piece, sampling, entropy=entropy)
+            prefix = self._prefix(obs)
+            logp, h, hidden = fast_forward(
+                self.decoder, self._head_name, piece, sampling, entropy=entropy, prefix=prefix
+            )
         else:
             with self._own_adapters():
                 hidden = self._padded(obs.prompts, batch.action, lengths, piece)
@@ -249,11 +265,15 @@ class CausalPolicy:
         lengths = batch.lengths + 1
         piece = pack(batch.obs.prompts, longer, lengths).to(self.device)
         if self.decoder is not None:
-            hidden = self.decoder.final_norm(self.decoder.forward(piece)[0])[piece.scored]
+            states = self.decoder.forward(piece, self._prefix(batch.obs))[0]
+            hidden = self.decoder.final_norm(states)[piece.scored]
         else:
             hidden = self._padded(batch.obs.prompts, longer, lengths, piece)
         last = piece.step == (lengths - 1).to(self.device)[piece.row]
         return self.value_head(hidden[last].float()).squeeze(-1).cpu()
+
+    def _prefix(self, obs: TextObs) -> Tensor | None:
+        return None if self.encoder is None else self.encoder(obs)
 
     def _padded(
         self, prompts: Sequence[tuple[int, ...]], action: Tensor, lengths: Tensor, piece: Packed
@@ -299,15 +319,15 @@ class CausalPolicy:
         return [torch.tensor([row for at in piece.tolist() for row in alike[at]]) for piece in pieces]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The flat buffers `matrices` and `vectors` (or the adapters' parameters), and the value head's."""
+        """The flat buffers `matrices` and `vectors` (or the adapters'), and those of value head and encoder."""
         if self.flat is not None:
             yield "matrices", self.flat.matrices
             if self.flat.vectors.numel():
                 yield "vectors", self.flat.vectors
         else:
             yield from ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
-        if self.value_head is not None:
-            yield from (("value_head." + name, p) for name, p in self.value_head.named_parameters())
+        for extra, module in self._extras().items():
+            yield from ((f"{extra}.{name}", p) for name, p in module.named_parameters())
 
     def updated(self) -> None:
         """Bring the compute-dtype weights up to date."""
@@ -321,6 +341,8 @@ class CausalPolicy:
         is another policy), and any other model is copied in full.
         """
         frozen = copy.copy(self)
+        if self.encoder is not None:
+            frozen.encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         if self.adapted:
             frozen._adapters = {
                 n: p.detach().clone() for n, p in self.model.named_parameters() if p.requires_grad
@@ -349,9 +371,9 @@ class CausalPolicy:
         # Adapters never hold the embeddings; without the setting peft would look the base up on the hub to be sure.
         self.model.save_pretrained(folder, **({"save_embedding_layers": False} if self.adapted else {}))
         self.tokenizer.save_pretrained(folder)
-        if self.value_head is not None:
-            tensors = {name: p.detach().contiguous() for name, p in self.value_head.state_dict().items()}
-            save_file(tensors, folder / "value_head.safetensors")
+        for extra, module in self._extras().items():
+            tensors = {name: p.detach().contiguous() for name, p in module.state_dict().items()}
+            save_file(tensors, folder / f"{extra}.safetensors")
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
@@ -370,13 +392,19 @@ class CausalPolicy:
                         found.add(name)
             if missing := sorted(set(own) - found):
                 raise ModelError(f"{folder} lacks the weights of {missing[0]} (and {len(missing) - 1} more)")
-        self._load_value_head(folder, required=True)
+        self._load_extras(folder, required=True)
         self.updated()
 
-    def _load_value_head(self, folder: Path, *, required: bool) -> None:
-        file = folder / "value_head.safetensors"
-        if self.value_head is not None and (required or file.is_file()):
-            self.value_head.load_state_dict(load_file(file))
+    def _extras(self) -> dict[str, nn.Module]:
+        """What belongs to the policy beside the model of transformers; each has a file of its own."""
+        extras = {"value_head": self.value_head, "encoder": self.encoder}
+        return {name: module for name, module in extras.items() if module is not None}
+
+    def _load_extras(self, folder: Path, *, required: bool) -> None:
+        for extra, module in self._extras().items():
+            file = folder / f"{extra}.safetensors"
+            if required or file.is_file():
+                module.load_state_dict(load_file(file))
 
 
 def _bend(config: Any) -> tuple[float, float | None]:
