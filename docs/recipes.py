@@ -35,6 +35,13 @@ CONTROL: list[tuple[str, type[BaseModel]]] = [
     ("[[stage]]", config.ControlStage),
     ("[evaluation]", config.ControlEvaluationConfig),
 ]
+DRIVING: list[tuple[str, type[BaseModel]]] = [
+    ("[policy]", config.DrivingPolicyConfig),
+    ("[task]", config.DrivingTaskConfig),
+    ("[task.flaws]", config.FlawsConfig),
+    ("[reward]", config.DrivingRewardConfig),
+    ("[judge]", config.JudgeConfig),
+]
 HEAD = """\
 # Keys of a recipe
 
@@ -50,15 +57,21 @@ TOML (`'policy.lora={rank = 8}'`), anything else is text, and the word `off` tak
 In the table of an algorithm `"off"` switches a limit off, in a file too. Paths are relative to the folder that
 `outdo` is called in, not to the recipe.
 
-There are two kinds of recipe, told apart by `policy.kind`: [language runs](#language-runs) have a `[task]` with
-prompts, [control runs](#control-runs) an `[env]` to act in. `[stage.algorithm]`, `[checkpoint]` and `[[tracker]]`
-are the same for both.
+There are three kinds of recipe, told apart by `policy.kind`: [language runs](#language-runs) have a `[task]` with
+prompts, [control runs](#control-runs) an `[env]` to act in, [driving runs](#driving-runs) a `[task]` with scenes.
+`[stage.algorithm]`, `[checkpoint]` and `[[tracker]]` are the same for all.
 """
 
 
 CONTROL_HEAD = """\
 See [control.md](control.md) for what these recipes reach. An update learns from `envs` × `horizon` steps, or from
 `episodes` whole episodes."""
+
+
+DRIVING_HEAD = """\
+A reward is a set of weights: every term knows its range and whether more of it is better. A stage may have a table
+`reward` of its own (`rl.reward.l2=2`), with the same keys. Choice by disagreement costs nothing: a scene's group is
+sampled and scored for the update anyhow, and its divergence decides whether the scene is drawn again."""
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str]) -> str:
@@ -85,9 +98,11 @@ def value(schema: Mapping[str, Any]) -> str:
 
 
 def default(given: Any) -> str:
-    """A default as TOML writes it."""
+    """A default as TOML writes it; of a whole section only where to find it."""
     if given is None:
         return "left out"
+    if isinstance(given, BaseModel):
+        return "see below"
     return f"`{json.dumps(given)}`"
 
 
@@ -164,9 +179,8 @@ def algorithm_rows() -> list[list[str]]:
     return [[*row, meaning[row[0]]] for row in found]
 
 
-def stages() -> str:
-    """The two kinds of stage of a language run: first what they share."""
-    sft, rl = config.SftStage, config.RlStage
+def stages(sft: type[BaseModel], rl: type[BaseModel]) -> str:
+    """The two kinds of stage of a run: first what they share."""
     both = [n for n in ordered(sft) if n in rl.model_fields and rows(sft, [n]) == rows(rl, [n])]
     head = ["key", "value", "default", "meaning"]
     blocks = [
@@ -226,12 +240,12 @@ def sections(models: Iterable[tuple[str, type[BaseModel]]], level: str) -> list[
 
 
 def checkpoint_rows() -> list[list[str]]:
-    """The keys of `[checkpoint]`; `best_by` begins otherwise in control runs."""
+    """The keys of `[checkpoint]`; `best_by` begins otherwise in control and driving runs."""
     made = rows(config.CheckpointConfig, config.CheckpointConfig.model_fields)
-    (other,) = rows(config.ControlCheckpointConfig, ["best_by"])
-    return [
-        [*row[:2], f"{row[2]}; control: {other[2]}", row[3]] if row[0] == other[0] else row for row in made
-    ]
+    (control,) = rows(config.ControlCheckpointConfig, ["best_by"])
+    (driving,) = rows(config.DrivingCheckpointConfig, ["best_by"])
+    others = f"; control: {control[2]}, driving: {driving[2]}"
+    return [[*row[:2], row[2] + others, row[3]] if row[0] == control[0] else row for row in made]
 
 
 def page() -> str:
@@ -240,9 +254,14 @@ def page() -> str:
     top = [name for name in config.Recipe.model_fields if name in ("seed", "threads")]
     blocks = [HEAD.rstrip(), "## Top of the file", table(rows(config.Recipe, top), head)]
     blocks += ["Control runs take 1 thread unless told otherwise: small networks gain nothing by more."]
-    blocks += ["## Language runs", *sections(LANGUAGE, "###"), stages()]
+    blocks += ["## Language runs", *sections(LANGUAGE, "###")]
+    blocks += [stages(config.SftStage, config.RlStage)]
     blocks += sections([("[evaluation]", config.language.EvaluationConfig)], "###")
-    blocks += ["## Control runs", CONTROL_HEAD, *sections(CONTROL, "###"), algorithms()]
+    blocks += ["## Control runs", CONTROL_HEAD, *sections(CONTROL, "###")]
+    blocks += ["## Driving runs", DRIVING_HEAD, *sections(DRIVING, "###")]
+    blocks += [stages(config.DrivingSftStage, config.DrivingRlStage)]
+    blocks += sections([("[evaluation]", config.DrivingEvaluationConfig)], "###")
+    blocks += [algorithms()]
     blocks += ["## `[checkpoint]`", table(checkpoint_rows(), head)]
     blocks += sections([("[[tracker]]", config.TrackerConfig)], "##")
     return "\n\n".join(blocks) + "\n"

@@ -51,6 +51,11 @@ def small(tmp_path) -> Path:
     return tmp_path / "small.toml"
 
 
+def test_a_recipe_is_always_that_of_a_wing():
+    with pytest.raises(TypeError, match="abstract"):
+        Recipe(stage=[])
+
+
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_shipped_recipe_parses_and_survives_being_written(name, tmp_path):
     recipe = read(name)
@@ -260,7 +265,10 @@ def test_the_kind_of_policy_says_which_recipe_it_is(cartpole, small):
         ({"env.idd": "x"}, r"unknown key 'env\.idd'; did you mean 'id'"),
         ({"rl.prompts": 3}, r"unknown key 'rl\.prompts'"),
         ({"task.name": "x"}, r"unknown key 'task\.name'; "),
-        ({"policy.kind": "mpl"}, r"policy\.kind: .*'causal_lm', 'mlp', 'cnn', 'gru' \(got 'mpl'\)"),
+        (
+            {"policy.kind": "mpl"},
+            r"policy\.kind: .*'causal_lm', 'mlp', 'cnn', 'gru', 'driving' \(got 'mpl'\)",
+        ),
         ({"policy.critic": "none"}, r"rl\.algorithm: .*critic"),
         ({"rl.group": 4}, r"rl: group = 4 needs whole episodes"),
         ({"rl.group": 4, "rl.episodes": 6}, r"rl: group = 4 .*got 6"),

@@ -144,6 +144,38 @@ def sample(
 
 
 @app.command()
+def drive(
+    run: Annotated[Path, typer.Argument(help="A run folder of a driving policy.")],
+    scene: Annotated[
+        list[str],
+        typer.Option(
+            help="A situation (cut-in), a generated scene (test-0-12-cut-in), a CommonRoad .xml file or the folder "
+            "of an Argoverse 2 log; may be given several times."
+        ),
+    ],
+    kind: Annotated[Literal["html", "gif"], typer.Option(help="A page to play, or an animation.")] = "html",
+    out: Annotated[Path | None, typer.Option(help="Folder of the pictures; else drives/ in the run.")] = None,
+    replan: Annotated[int, typer.Option(min=1, max=5, help="Steps of 0.1 s between two plans.")] = 5,
+    replayed: Annotated[
+        bool, typer.Option("--replayed", help="Other vehicles keep to their log, and do not react.")
+    ] = False,
+    step: Step = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Let a run's policy drive scenes, and picture them with plan, reasoning and meta-actions."""
+    with _mistakes(debug):
+        from outdo.run import drive as picture
+
+        files = picture(run, scene, kind=kind, out=out, replan=replan, reactive=not replayed, step=step)
+        if as_json:
+            print(json.dumps([str(path) for path in files]))
+        else:
+            for path in files:
+                print(path)
+
+
+@app.command()
 def recipes(
     name: Annotated[
         str | None, typer.Argument(help="Print this one as TOML, to begin one of your own.")

@@ -12,15 +12,15 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from outdo.config import ControlRecipe, LanguageRecipe, Recipe, StageConfig
+from outdo.config import ControlRecipe, DrivingRecipe, LanguageRecipe, Recipe, StageConfig
 from outdo.core.algorithm import Algorithm
 from outdo.core.calls import nearest
 from outdo.core.presets import algorithm_from, describe
 
-WINGS: tuple[type[Recipe], ...] = (LanguageRecipe, ControlRecipe)
+WINGS: tuple[type[Recipe], ...] = (LanguageRecipe, ControlRecipe, DrivingRecipe)
 """The recipes there are; which one a table is follows from `policy.kind`."""
 
-ORDER = ("seed", "threads", "policy", "task", "env", "reward")
+ORDER = ("seed", "threads", "policy", "task", "env", "reward", "judge")
 """Sections in the order they are written; the others follow."""
 
 FREE = ("checkpoint", "tracker")

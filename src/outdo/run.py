@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from outdo.config import ControlRecipe, LanguageRecipe, Recipe, RlStage, SftStage, StageConfig
+from outdo.config import (
+    ControlRecipe,
+    DrivingRecipe,
+    DrivingSftStage,
+    LanguageRecipe,
+    Recipe,
+    RlStage,
+    SftStage,
+    StageConfig,
+)
 from outdo.core.protocols import Environment, Evaluator
 from outdo.recipe import RecipeError, differences, read, stage_algorithm, to_toml
 from outdo.training import checkpoint, record
@@ -20,13 +28,13 @@ from outdo.training.optim import OptimiserSettings
 from outdo.training.trackers import TRACKERS
 
 OPTIMISER = ("learning_rate", "betas", "eps", "weight_decay", "warmup", "schedule", "final_share")
-OWN = {*OPTIMISER, "kind", "name", "steps", "algorithm", "micro_batch_tokens"}
+OWN = {*OPTIMISER, "kind", "name", "steps", "start", "algorithm", "micro_batch_tokens"}
 """Keys of a stage that the training room needs; the others belong to its environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A recipe built: what `training.loop.train` takes, and the task behind it (of a language run)."""
+    """A recipe built: what `training.loop.train` takes, and the task behind it (but of a control run)."""
 
     policy: Any
     task: Any
@@ -35,10 +43,11 @@ class Parts:
     settings: Settings
 
 
-def build(recipe: Recipe, folder: Path | None = None) -> Parts:
+def build(recipe: Recipe, folder: Path | None = None, *, train: bool = True) -> Parts:
     """Build every part; files and models are read here, so that mistakes show before anything is trained.
 
-    `folder` is the run folder, for videos of evaluation episodes; without it there are none.
+    `folder` is the run folder, for videos of evaluation episodes; without it there are none. Where nothing is to be
+    trained (`train` False) driving scenes to learn from are not made.
     """
     wing = importlib.import_module(recipe.wing)
     if recipe.threads is not None:
@@ -49,6 +58,8 @@ def build(recipe: Recipe, folder: Path | None = None) -> Parts:
         task, policy, environments, evaluator = _language(wing, recipe)
     elif isinstance(recipe, ControlRecipe):
         task, (policy, environments, evaluator) = None, _control(wing, recipe, folder)
+    elif isinstance(recipe, DrivingRecipe):
+        task, policy, environments, evaluator = _driving(wing, recipe, train)
     else:
         raise TypeError(f"a recipe must be that of a wing, got {type(recipe).__name__}")
     settings = Settings(
@@ -58,7 +69,7 @@ def build(recipe: Recipe, folder: Path | None = None) -> Parts:
         keep=recipe.checkpoint.keep,
         best_by=None if evaluator is None else recipe.checkpoint.best_by or None,
     )
-    stages = [_stage(stage, each) for stage, each in zip(recipe.stage, environments, strict=True)]
+    stages = [_stage(stage, each) for stage, each in zip(recipe.stage, environments, strict=train)]
     return Parts(policy, task, stages, evaluator, settings)
 
 
@@ -101,11 +112,39 @@ def _control(
     return wing.policy(env, seed=seed, **recipe.policy.model_dump()), environments, evaluator
 
 
+def _driving(
+    wing: Any, recipe: DrivingRecipe, train: bool
+) -> tuple[Any, Any, list[Environment], Evaluator | None]:
+    """Task, policy, the environment of each stage (to `train`), and evaluator of a driving run."""
+    policy = wing.policy(seed=recipe.seed, **recipe.policy.model_dump(exclude={"kind"}))
+    task = wing.task(**recipe.task.model_dump())
+    judge = None if recipe.judge is None else recipe.judge.model_dump()
+    environments: list[Environment] = []
+    for stage in recipe.stage if train else ():
+        if isinstance(stage, DrivingSftStage):
+            environments.append(wing.demonstrations(task, seed=recipe.seed, batch=stage.batch))
+            continue
+        own = stage.model_dump(exclude=OWN | {"reward"})
+        weights = (stage.reward or recipe.reward).model_dump()
+        gamma = stage_algorithm(stage).gamma
+        environments.append(wing.rollouts(task, weights, judge, seed=recipe.seed, gamma=gamma, **own))
+    evaluator: Evaluator | None = None
+    if recipe.evaluation is not None:
+        evaluator = wing.evaluator(task, seed=recipe.seed, **recipe.evaluation.model_dump(exclude={"every"}))
+    return task, policy, environments, evaluator
+
+
 def _stage(stage: StageConfig, environment: Environment) -> Stage:
     """A stage as the training room takes it."""
     optimiser = OptimiserSettings(**{name: getattr(stage, name) for name in OPTIMISER})
     return Stage(
-        stage.name, environment, stage_algorithm(stage), stage.steps, optimiser, stage.micro_batch_tokens
+        stage.name,
+        environment,
+        stage_algorithm(stage),
+        stage.steps,
+        optimiser,
+        stage.micro_batch_tokens,
+        start=stage.start or None,
     )
 
 
@@ -145,18 +184,14 @@ def run(
         resume=resume,
     )
     summary = json.loads((folder / record.SUMMARY).read_text())
-    record.Record(folder).summary({**summary, "results": results(folder, recipe, parts.task)})
+    record.Record(folder).summary({**summary, "results": results(folder, recipe, parts)})
     return result
 
 
 def new_folder(source: str | Path | Recipe, recipe: Recipe) -> Path:
     """A folder under `runs/` that is not there yet: recipe, seed, time."""
     name = "run" if isinstance(source, Recipe) else Path(source).stem
-    stem = f"{name}-seed{recipe.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, number = Path("runs") / stem, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{stem}-{number}", number + 1
-    return folder
+    return record.new_folder(f"{name}-seed{recipe.seed}")
 
 
 def _claim(folder: Path, recipe: Recipe, resume: bool, *, wanted: bool) -> None:
@@ -179,7 +214,7 @@ def _claim(folder: Path, recipe: Recipe, resume: bool, *, wanted: bool) -> None:
         )
 
 
-def results(folder: Path, recipe: Recipe, task: Any) -> list[dict[str, Any]]:
+def results(folder: Path, recipe: Recipe, parts: Parts) -> list[dict[str, Any]]:
     """Held-out figures of the untouched policy, of the demonstrations themselves, and after each stage."""
     if recipe.evaluation is None:
         return []
@@ -190,8 +225,12 @@ def results(folder: Path, recipe: Recipe, task: Any) -> list[dict[str, Any]]:
     if isinstance(recipe, LanguageRecipe):
         asked = recipe.evaluation.model_dump(include={"problems", "score", "arguments"})
         wing = importlib.import_module(recipe.wing)
-        if shown := wing.demonstrated(task, seed=recipe.seed, **asked):
+        if shown := wing.demonstrated(parts.task, seed=recipe.seed, **asked):
             rows.append({"policy": "demonstrations", **shown})
+    elif isinstance(recipe, DrivingRecipe):
+        wing = importlib.import_module(recipe.wing)
+        found = wing.demonstrated(parts.task, parts.evaluator, seed=recipe.seed)
+        rows += [{"policy": name, **shown} for name, shown in found.items()]
     total = 0
     for stage in recipe.stage:
         total += stage.steps
@@ -231,7 +270,7 @@ def open_run(
         raise RecipeError(f"{folder} has no such checkpoint; there are: {there}")
     checkpoint.verify(chosen)
     recipe = read(folder, overrides)
-    parts = build(recipe, folder)
+    parts = build(recipe, folder, train=False)
     parts.policy.load(chosen / "policy")
     return recipe, parts, chosen.resolve()
 
@@ -254,3 +293,29 @@ def sample(
         sampling={"temperature": temperature, "max_tokens": longest},
         seed=recipe.seed,
     )
+
+
+def drive(
+    folder: str | Path,
+    scenes: Sequence[str],
+    *,
+    kind: Literal["html", "gif"] = "html",
+    out: str | Path | None = None,
+    replan: int = 5,
+    reactive: bool = True,
+    step: int | None = None,
+) -> list[Path]:
+    """Let a run's policy drive scenes (`outdo.driving.scenes.choose_scene`); a picture of each, in `out`.
+
+    Raises RecipeError for a run of another kind, SceneError and ValueError for a scene that is not there.
+    """
+    recipe = read(folder)
+    if not isinstance(recipe, DrivingRecipe):
+        raise RecipeError(f"{folder} holds no driving policy: see `outdo eval {folder}`")
+    from outdo.driving.render import render_drive
+    from outdo.driving.scenes import choose_scene
+
+    chosen = [choose_scene(text) for text in scenes]
+    _, parts, _ = open_run(folder, step, {"evaluation": None})
+    place = Path(folder) / "drives" if out is None else Path(out)
+    return render_drive(parts.policy, chosen, place, every=replan, reactive=reactive, kind=kind)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from outdo.config import Recipe
@@ -46,10 +47,10 @@ def run_seeds(
         result = run(one, out=place, resume=there, display=display())
         result = replace(result, folder=folder)
         if result.interrupted_by is not None:
-            return result, {"seeds": [], "curve": [], "metric": ""}
+            return result, {"seeds": [], "curve": [], "metric": "", "results": []}
     if result is None:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
-    together = aggregate(folder, recipe.checkpoint.best_by)
+    together = {**aggregate(folder, recipe.checkpoint.best_by), "results": results_together(folder)}
     record.write_atomically(folder / AGGREGATE, json.dumps(together, indent=1) + "\n")
     return result, together
 
@@ -76,3 +77,23 @@ def aggregate(folder: Path, metric: str) -> dict[str, Any]:
     last = max(points)
     seeds = [{"seed": seed, "updates": last, metric: by_seed[seed][last]} for seed in sorted(by_seed)]
     return {"metric": metric, "seeds": seeds, "curve": curve}
+
+
+def results_together(folder: Path) -> list[dict[str, Any]]:
+    """The rows of results (`run.results`) of the runs `seed-N` of a folder, each figure as its mean over the seeds.
+
+    The ends `/low` and `/high` of a figure are here the least and the most of the seeds.
+    """
+    runs = [json.loads((place / record.SUMMARY).read_text())["results"] for place in folder.glob("seed-*")]
+    rows: list[dict[str, Any]] = []
+    for together in zip(*runs, strict=True):
+        row: dict[str, Any] = {"policy": together[0]["policy"]}
+        if "updates" in together[0]:
+            row["updates"] = together[0]["updates"]
+        for name, value in together[0].items():
+            if name in row or name.endswith(("/low", "/high")) or not isinstance(value, int | float):
+                continue
+            values = [each[name] for each in together]
+            row |= {name: fmean(values), f"{name}/low": min(values), f"{name}/high": max(values)}
+        rows.append(row)
+    return rows

@@ -31,14 +31,16 @@ def print_result(result: Result, summary: Row) -> None:
         )
         return
     if summary["results"]:
-        console.print(results_table(summary["results"]))
+        print_table(summary["results"])
     _print_samples(console, result.folder)
     _say(console, f"run folder: {result.folder}")
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    """The table of results."""
-    Console().print(results_table(rows))
+def print_table(rows: Sequence[Row], seeds: int = 1) -> None:
+    """The table of results, of several `seeds` with their range; of a driving run its tables."""
+    driving = any("drive/close_encounter" in row for row in rows)
+    for table in driving_tables(rows, seeds) if driving else [results_table(rows)]:
+        Console().print(table)
 
 
 def results_table(rows: Sequence[Row]) -> Table:
@@ -84,6 +86,56 @@ def _returns(rows: Sequence[Row]) -> Table:
     return table
 
 
+DRIVING = {
+    "close enc. %": ("drive/close_encounter", 100, 1),
+    "at fault %": ("drive/at_fault", 100, 1),
+    "off road %": ("drive/off_road", 100, 1),
+    "progress": ("drive/ep", 1, 2),
+    "ADE m": ("plan/ade", 1, 2),
+    "reasoning 0-5": ("plan/quality", 1, 2),
+    "consistency": ("plan/consistency", 1, 2),
+}
+"""Columns of the driving tables: metric, factor, digits. The first four are of closed-loop drives."""
+PUBLISHED = {
+    "after sft": (2.12, 3.1, 0.62, 6.9),
+    "after reasoning": (2.19, 4.5, 0.53, 5.8),
+    "after consistency": (1.92, 4.5, 0.85, 6.2),
+    "after all": (1.94, 4.4, 0.83, 3.7),
+}
+"""ADE, reasoning, consistency and close encounters of Alpamayo-R1 (arXiv 2511.00088, Table 9), by stage."""
+
+
+def driving_tables(rows: Sequence[Row], seeds: int = 1) -> list[Table]:
+    """What happened in closed loop, and the plans beside the expert's; of an ablation the paper's figures too."""
+    how = "95 % intervals" if seeds == 1 else f"mean of {seeds} seeds and their range"
+    parts = (
+        (f"held-out scenes in closed loop, {how}", list(DRIVING)[:4]),
+        (f"plans, {how}", list(DRIVING)[4:]),
+    )
+    tables: list[Table] = []
+    for title, names in parts:
+        table = _columns(title, ["policy", *names])
+        for row in rows:
+            table.add_row(str(row["policy"]), *(_driving(row, name) for name in names))
+        tables.append(table)
+    by_policy = {row["policy"]: row for row in rows}
+    if PUBLISHED.keys() <= by_policy.keys():
+        names = ["ADE m", "reasoning 0-5", "consistency", "close enc. %"]
+        table = _columns(f"ours, {how}; below, Alpamayo-R1's (Table 9)", ["training", *names])
+        for policy, published in PUBLISHED.items():
+            ours = [_driving(by_policy[policy], name) for name in names]
+            table.add_row(policy.removeprefix("after "), *ours)
+            table.add_row("  paper", *(f"{figure:g}" for figure in published))
+        tables.append(table)
+    return tables
+
+
+def _driving(row: Row, column: str) -> str:
+    metric, factor, digits = DRIVING[column]
+    scaled = {name: factor * row[name] for name in (metric, f"{metric}/low", f"{metric}/high") if name in row}
+    return _interval(scaled, metric, f"{metric}/low", f"{metric}/high", (digits, digits))
+
+
 def _interval(row: Row, figure: str, low: str, high: str, digits: tuple[int, int]) -> str:
     """A figure with the ends of its interval; empty where the row has none."""
     if figure not in row:
@@ -110,12 +162,23 @@ def _print_samples(console: Console, folder: Path, problems: int = 3) -> None:
         return
     before, after = samples[min(samples)], samples[max(samples)]
     for first, last in list(zip(before, after, strict=False))[:problems]:
+        if "scene" in first:
+            _print_drive(console, first, last)
+            continue
         if "prompt" not in first:  # episodes of a control run have nothing to read
             return
         console.print(f"\n{first['prompt']}  (right: {first['answer']})", markup=False, highlight=False)
         for when, row in (("before", first), ("after", last)):
             verdict = "right" if row["right"] else "wrong"
             console.print(f"  {when}, {verdict}: {row['greedy']!r}", markup=False, highlight=False)
+
+
+def _print_drive(console: Console, first: Row, last: Row) -> None:
+    """What was said in one scene at the first plan and what happened, before and after, beside the expert."""
+    console.print(f"\n{first['scene']}  (expert: {first['expert']})", markup=False, highlight=False)
+    for when, row in (("before", first), ("after", last)):
+        happened = ", ".join(row["happened"]) or "nothing happened"
+        console.print(f"  {when}, {happened}: {row['text'][:200]!r}", markup=False, highlight=False)
 
 
 def print_seeds(result: Result, summary: Row) -> None:
@@ -128,6 +191,8 @@ def print_seeds(result: Result, summary: Row) -> None:
         )
         return
     metric, seeds, curve = summary["metric"], summary["seeds"], summary["curve"]
+    if any("drive/close_encounter" in row for row in summary["results"]):
+        print_table(summary["results"], len(seeds))
     if metric:
         table = _columns("", ["seed", metric])
         for each in seeds:

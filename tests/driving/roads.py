@@ -10,10 +10,10 @@ NOW = HISTORY - 1
 STEPS = HISTORY + HORIZON
 
 
-def moving(x, y, speed, heading=0.0):
+def moving(x, y, speed, heading=0.0, steps=STEPS):
     """A log [T, 4] at constant velocity, at (x, y) at step `NOW`."""
-    t = (np.arange(STEPS) - NOW) * 0.1
-    ones = np.ones(STEPS)
+    t = (np.arange(steps) - NOW) * 0.1
+    ones = np.ones(steps)
     along = speed * t
     return np.stack(
         [x + along * np.cos(heading), y + along * np.sin(heading), heading * ones, speed * ones], -1

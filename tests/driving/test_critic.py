@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from judge import said, serving
 from roads import light, moving, road
 
 from outdo.core.rewards import RewardError, RewardTerm, score
 from outdo.driving.critic import Endpoint, grade
+from outdo.driving.outcomes import Outcome, Reference
 from outdo.driving.reasoning import parse
-from outdo.driving.rewards import Outcome, Reference, quality, terms
+from outdo.driving.rewards import quality, terms
 from outdo.driving.tokens import Answer
 
 SCENE = road(moving(0, 0, 10), moving(30, 0, 5), moving(40, 2, 0), signals=(light(60),))
@@ -67,40 +65,10 @@ def test_a_reference_without_causes_asks_for_none():
 # --- an endpoint ---
 
 
-class Server(BaseHTTPRequestHandler):
-    """Replies to a chat request with what the test asked for; keeps the requests."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
-        status, reply, wait = self.server.answer(body)
-        time.sleep(wait)
-        with contextlib.suppress(OSError):  # the other side has given up
-            self.send_response(status)
-            self.end_headers()
-            for start in range(0, len(reply), self.server.piece):
-                self.wfile.write(reply[start : start + self.server.piece])
-                time.sleep(self.server.drip)
-
-    def log_message(self, *_):
-        """No lines on the test's output."""
-
-
-def said(content):
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
-
-
 @pytest.fixture
 def server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    server.daemon_threads = True
-    server.requests, server.piece, server.drip = [], 1 << 20, 0
-    server.answer = lambda body: (200, said("Both fit.\nScore: 4"), 0)
-    server.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving() as server:
+        yield server
 
 
 RIGHT = parse(REFERENCE)

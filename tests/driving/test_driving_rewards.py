@@ -9,8 +9,9 @@ from roads import HORIZON, NOW, box, moving, road
 from outdo.core.rewards import RewardTerm, score
 from outdo.driving import dynamics, rewards
 from outdo.driving.meta_actions import Across, Along, Segment
+from outdo.driving.outcomes import Reference, outcomes_of
 from outdo.driving.reasoning import Lateral, Longitudinal, Side, parse
-from outdo.driving.rewards import INTENT, TERMS, Reference, falling, outcomes_of, terms
+from outdo.driving.rewards import INTENT, TERMS, falling, terms
 from outdo.driving.scene import SceneError
 from outdo.driving.tokens import Answer, Fault
 
@@ -190,6 +191,23 @@ def test_collision_and_close_encounter():
     assert values("close_encounter", beside, swerve, hit) == [1, 0]
 
 
+def test_lag_is_the_missing_share_of_the_experts_way():
+    # the expert keeps 10 m/s for 6.4 s: 64 m. Braking at 1 m/s² to 5 m/s and going on there: 37.5 m in 5 s, then 7 m.
+    scene = road(moving(0, 0, 10))
+    shares = values(
+        "lag",
+        scene,
+        said(STRAIGHT, (64, 0, 0)),
+        said(STRAIGHT, (64, 3, 0)),
+        said(STRAIGHT, (50, -1, 0), (14, 0, 0)),
+        said(STRAIGHT, (64, -9.8, 0)),  # brakes, then backwards
+        said(None),
+    )
+    assert shares == pytest.approx([0, 0, 1 - 44.5 / 64, 1, 1])
+    parked = road(moving(0, 0, 0))
+    assert values("lag", parked, said(STRAIGHT, (64, 0, 0))) == [0]  # where nobody gets on, nobody lags
+
+
 def test_off_road():
     # the right edge is at −1.75 m, the car 2 m wide: 0.75 m to the right of the centre is the last that is on it
     scene = road(moving(0, 0, 10))
@@ -292,6 +310,7 @@ def ladders():
     yield "quality", graded(free, none, *(said(text, (64, 0, 0)) for text in texts))
     yield "consistency", graded(free, none, said("stop; turn left.", (64, 0, 0)), steady)
     yield "l2", graded(free, none, *(said(keep, (64, a, 0)) for a in (9.8, 3, 1, 0.2, 0)))
+    yield "lag", graded(free, none, *(said(keep, (64, a, 0)) for a in (-1.5, -1, -0.5, 0)))
     yield "jerk", graded(free, none, *(said(keep, (32, a, 0), (32, -a, 0)) for a in (9, 3, 1, 0)))
     yield "collision", graded(lead, none, steady, brake)
     yield "close_encounter", graded(lead, none, steady, brake)

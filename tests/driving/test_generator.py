@@ -38,6 +38,55 @@ def test_the_same_seed_gives_the_same_scenes(scenes):
         np.testing.assert_array_equal(one.route, two.route)
 
 
+ENDS = {
+    "lead braking": (42.928839, -1.049595, -0.046686, 0.227874),
+    "cut-in": (57.666286, 0.0, 0.0, 6.746268),
+    "cut-out": (56.875113, 0.0, 0.0, 1.874669),
+    "merge": (47.018396, -0.848782, 0.084138, 8.695339),
+    "unprotected turn": (39.229072, 9.398562, 1.388986, 4.791426),
+    "crossing pedestrian": (38.944353, 0.0, 0.0, 3.778309),
+    "stop line": (37.443616, -1.471382, -0.078116, 0.2871),
+    "parked vehicle": (32.562251, -0.456115, -0.242142, 3.085823),
+    "slow leader": (80.873204, -3.499625, 0.000839, 12.70596),
+    "road works": (62.929001, 0.100087, -0.000021, 6.018554),
+}
+"""State of the ego at the end of the first ten training scenes, as first published: results name scenes by index."""
+
+
+def test_scenes_stay_what_they_were(scenes):
+    assert {scene.situation for scene in scenes[:10]} == set(ENDS)
+    for scene in scenes[:10]:
+        np.testing.assert_allclose(scene.state[0, -1], ENDS[scene.situation], atol=1e-4)
+
+
+def test_longer_futures_are_driven_to_their_end():
+    longer = generate("train", 20, future=128)
+    record = logged(longer, steps=128)
+    for n, scene in enumerate(longer):
+        assert (scene.now, scene.future) == (15, 128)
+        assert all(len(signal.states) == scene.steps for signal in scene.signals)
+        found = measure(scene, record.state[n], record.valid[n], record.size[n])
+        assert not found.contact.any()
+        assert not found.off_road.any()
+    # scripts go on in the second half: a pedestrian walks on, an ego with free road does not run out of it
+    walker = next(s for s in longer if s.situation == "crossing pedestrian")
+    who = int(np.flatnonzero(walker.kind == Kind.PEDESTRIAN)[0])
+    assert np.ptp(walker.state[who, 80:, 1]) > 5
+    passing = next(s for s in longer if s.situation == "slow leader")
+    assert passing.state[0, -1, 0] < passing.route[-1, 0] - 40
+    with pytest.raises(ValueError, match="future must be at least the 64 steps"):
+        generate("train", 1, future=63)
+
+
+def test_the_beginning_of_a_longer_future_is_the_shorter_one(scenes):
+    # straight roads only: bends are sampled anew where the road is longer
+    longer = generate("train", 20, future=128)
+    pairs = [(a, b) for a, b in zip(scenes, longer, strict=False) if len(a.route) == len(b.route) == 2]
+    assert len(pairs) >= 8
+    close = [np.allclose(a.state[0, :16], b.state[0, :16], atol=1e-6) for a, b in pairs]
+    assert all(close)
+
+
 def test_no_scene_is_in_two_splits_or_seeds(scenes):
     sets = [generate(split, 10, seed=seed) for split in SPLITS for seed in (0, 1)]
     assert len({scene.id for group in sets for scene in group}) == 60

@@ -11,8 +11,9 @@ from roads import HORIZON, NOW, box, moving, road
 
 from outdo.core.rewards import RewardTerm, score
 from outdo.driving import dynamics, metrics
+from outdo.driving.outcomes import Reference, outcomes_of
 from outdo.driving.reasoning import parse
-from outdo.driving.rewards import TERMS, Reference, falling, outcomes_of, terms
+from outdo.driving.rewards import TERMS, falling, terms
 from outdo.driving.tokens import SHORT, Answer, Vocabulary, count_faults
 
 KEEP = "track set speed because speed limit; keep lane because route ahead."

@@ -9,9 +9,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from answering import Scripted, holding
 from roads import light, moving, road
 
-from outdo.driving.render import gif, page, text_at
+from outdo.driving.reasoning import parse
+from outdo.driving.render import gif, page, render_drive, text_at
 from outdo.driving.scene import Kind, Light
 from outdo.driving.simulator import drive
 
@@ -108,3 +110,26 @@ def test_an_animation(tmp_path):
     assert ego.sum() > 200  # a box of 4 m × 2 m in the ego's blue
     assert (frames[0] != frames[-1]).any()
     assert Kind.PEDESTRIAN == 1
+
+
+def test_a_policy_is_rendered_scene_by_scene(tmp_path):
+    trace = parse("track set speed because speed limit; keep lane.")
+    policy = Scripted(lambda vocabulary, _, v: holding(vocabulary, v, trace, a=0.2))
+    scenes = [road(moving(0, 0, 10), scene="../a b"), road(moving(0, 0, 5), scene="../a b")]
+    files = render_drive(policy, scenes, tmp_path / "new", every=4, kind="html")
+    assert [path.name for path in files] == [".._a_b.html", ".._a_b-1.html"]  # all in the folder
+    data = film(files[1].read_text())
+    assert data["texts"] == [str(trace)] * 16
+    # 5 m/s for 6.4 s with 0.2 m/s²: 32 + 0.1·6.4² m
+    assert data["state"][-1][0][0] == pytest.approx(32 + 0.1 * 6.4**2, abs=2e-3)
+
+
+def test_small_things_keep_their_colours(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="needs the extra driving")
+    pytest.importorskip("matplotlib", reason="needs the extra driving")
+    gif(record(), 0, tmp_path / "drive.gif", every=20)
+    with image.open(tmp_path / "drive.gif") as picture:
+        pixels = np.asarray(picture.convert("RGB")).astype(int)[:300]  # above the key
+    for colour in (0xD9701A, 0xB06FC4):  # the pedestrian, and the route's thin line
+        wanted = [colour >> 16, colour >> 8 & 255, colour & 255]
+        assert (np.abs(pixels - wanted).sum(-1) < 30).sum() > 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import sys
+from datetime import datetime
 
 import pytest
 from rich.console import Console
@@ -15,9 +16,26 @@ from outdo.training.display import Bar, Lines, figures
 from outdo.training.loop import train
 from outdo.training.plan import Settings, Stage
 from outdo.training.readings import interval_text
-from outdo.training.record import Record, read_metrics, read_rollouts
+from outdo.training.record import Record, new_folder, read_metrics, read_rollouts
 from outdo.training.streams import Streams, derive_seed
 from outdo.training.trackers import TRACKERS
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 3, 1, 12, 0, 5)
+
+    monkeypatch.setattr("outdo.training.record.datetime", Noon)
+    monkeypatch.chdir(tmp_path)
+    names = []
+    for _ in range(3):
+        folder = new_folder("copy-seed5")
+        folder.mkdir(parents=True)
+        names.append(str(folder))
+    first = "runs/copy-seed5-20260301-120005"
+    assert names == [first, f"{first}-2", f"{first}-3"]
 
 
 def test_rollouts_are_members_of_their_own(tmp_path):
@@ -164,3 +182,9 @@ def test_an_evaluation_in_a_line_is_its_scores_with_their_intervals():
     }
     assert interval_text(control) == "sampled/return -7.000 [-8.000, -6.000]"
     assert interval_text({"greedy": 0.25}) == "greedy 0.250"
+    driving = {
+        f"{name}{end}": value
+        for name, values in {"a": (1.0, 0.5, 1.5), "b": (2.0, 1.5, 2.5), "c": (3.0, 2.5, 3.5)}.items()
+        for end, value in zip(("", "/low", "/high"), values, strict=True)
+    }
+    assert interval_text(driving, ("c", "a")) == "c 3.000 [2.500, 3.500]  a 1.000 [0.500, 1.500]"

@@ -285,3 +285,58 @@ def test_a_log_that_lost_lines_is_refused(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="fewer than"):
         train(TablePolicy(), plan(), tmp_path / "run", settings=SETTINGS, resume=True)
+
+
+def branching() -> list[Stage]:
+    """The two stages of `plan`, and a third that begins from the first; it has a reference."""
+    first, second = plan()
+    return [first, second, replace(first, name="third", environment=ChancyTask(), steps=3, start="first")]
+
+
+def test_a_stage_begins_from_the_policy_that_an_earlier_one_left(whole, tmp_path):
+    train(TablePolicy(), branching(), tmp_path / "run", settings=SETTINGS, evaluator=accuracy)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for folder in (tmp_path / "run" / "starts" / "first", tmp_path / "run" / "references" / "stage-2"):
+        table = folder / "policy" if (folder / "policy").exists() else folder
+        assert (table / "table.safetensors").read_bytes() == (
+            checkpoints / "step-000004/policy/table.safetensors"
+        ).read_bytes()
+    # what lies between is as if there were no third stage
+    assert timeless(tmp_path / "run")[: len(timeless(whole))] == timeless(whole)
+    # with a learning rate of 0 the third stage ends where the first did, not where the second did
+    stages = branching()
+    stages[2] = replace(stages[2], optimiser=OptimiserSettings(learning_rate=0.0))
+    policy = TablePolicy()
+    train(policy, stages, tmp_path / "still", settings=SETTINGS)
+    first = load_file(tmp_path / "still/checkpoints/step-000004/policy/table.safetensors")["logits"]
+    second = load_file(tmp_path / "still/checkpoints/step-000010/policy/table.safetensors")["logits"]
+    assert torch.equal(policy.logits, first)
+    assert not torch.equal(policy.logits, second)
+    # of its state too: four stages' updates are counted where the first had stopped
+    epochs = 2 * 3
+    assert policy.updates == (4 + 3) * epochs
+
+
+@pytest.mark.parametrize("at", [3, 4, 9, 10, 11])
+@pytest.mark.parametrize("how", [Crashing, Signalling])
+def test_resume_of_a_run_that_branches_is_bitwise(at, how, tmp_path):
+    train(TablePolicy(), branching(), tmp_path / "whole", evaluator=accuracy, settings=SETTINGS)
+    stages = branching()
+    broken, step = (0, at) if at < 4 else (1, at - 4) if at < 10 else (2, at - 10)
+    environment = how()
+    environment.at = step
+    stages[broken] = replace(stages[broken], environment=environment)
+    if how is Crashing:
+        with pytest.raises(Stopped):
+            train(TablePolicy(), stages, tmp_path / "parts", evaluator=accuracy, settings=SETTINGS)
+    else:
+        train(TablePolicy(), stages, tmp_path / "parts", evaluator=accuracy, settings=SETTINGS)
+    train(TablePolicy(), branching(), tmp_path / "parts", evaluator=accuracy, settings=SETTINGS, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_stage_can_only_begin_from_an_earlier_one(tmp_path):
+    stages = branching()
+    stages[0] = replace(stages[0], start="third")
+    with pytest.raises(ValueError, match="stage 'first' begins from 'third', which is no earlier stage"):
+        train(TablePolicy(), stages, tmp_path / "run", settings=SETTINGS)

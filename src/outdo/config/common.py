@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator
+
+from outdo.core.calls import nearest
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -52,6 +55,10 @@ class StageConfig(OptimiserConfig, frozen=True):
     name: Name
     steps: Count = Field(description="Updates.")
     algorithm: Algorithm
+    start: str = Field(
+        "",
+        description="Earlier stage that it begins from, by name, as that one ended; left out: the one before.",
+    )
 
 
 class CheckpointConfig(Section, frozen=True):
@@ -77,10 +84,10 @@ class EvaluationConfig(Section, frozen=True):
     every: Count = Field(0, description="Updates between evaluations; 0: only at the ends of stages.")
 
 
-class Recipe(Section, frozen=True):
+class Recipe(Section, ABC, frozen=True):
     """A whole run. What acts, and on what, stands in the recipe of a wing."""
 
-    wing: ClassVar[str] = ""
+    wing: ClassVar[str]
     """Module that builds the parts of a run; imported when it is needed."""
 
     seed: int = Field(0, ge=0, description="Seed of every random stream of the run.")
@@ -95,13 +102,17 @@ class Recipe(Section, frozen=True):
 
     @field_validator("stage")
     @classmethod
-    def _names_differ(cls, stages: Sequence[StageConfig]) -> Sequence[StageConfig]:
+    def _names_are_right(cls, stages: Sequence[StageConfig]) -> Sequence[StageConfig]:
         names = [stage.name for stage in stages]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two stages are called {name!r}: give each a 'name' of its own")
+        for place, stage in enumerate(stages):
+            if stage.start and stage.start not in names[:place]:
+                hint = nearest(stage.start, names[:place])
+                raise ValueError(f"{stage.name}.start names no earlier stage: {stage.start!r}; {hint}")
         return stages
 
+    @abstractmethod
     def fits(self, stage: StageConfig) -> tuple[int, bool]:
         """Samples per group of a stage, and whether the policy has a critic: what an algorithm is checked against."""
-        raise NotImplementedError

@@ -205,21 +205,30 @@ def _offset(scene: Scene) -> float:
 
 
 def run(
-    scenes: Sequence[Scene], drivers: Sequence[Driver] | None = None, *, steps: int = HORIZON
+    scenes: Sequence[Scene],
+    drivers: Sequence[Driver] | None = None,
+    *,
+    steps: int = HORIZON,
+    reactive: bool = True,
 ) -> tuple[Drive, list[Trace]]:
-    """Let the expert drive the scenes among reactive traffic: the record and one trace a scene."""
+    """Let the expert drive the scenes among reactive (or replayed) traffic: the record and one trace a scene."""
     expert = Expert(scenes, steps, drivers)
-    record = drive(scenes, expert, every=1, steps=steps)
+    record = drive(scenes, expert, every=1, steps=steps, reactive=reactive)
     return record, expert.traces(record)
 
 
 def demonstrate(
-    scenes: Sequence[Scene], seed: int, *, flaws: Flaws | None = None, steps: int = HORIZON
+    scenes: Sequence[Scene],
+    seed: int,
+    *,
+    flaws: Flaws | None = None,
+    steps: int = HORIZON,
+    reactive: bool = True,
 ) -> list[Demonstration]:
     """One demonstration a scene, with flaws at the rates of `flaws` (default `Flaws()`)."""
     flaws, rng = flaws or Flaws(), np.random.default_rng([seed, 0x0F1A])
-    drawn = [_drive_flaws(rng, flaws) for _ in scenes]
-    record, truths = run(scenes, [driver for driver, _ in drawn], steps=steps)
+    drawn = [draw_driver(rng, flaws) for _ in scenes]
+    record, truths = run(scenes, [driver for driver, _ in drawn], steps=steps, reactive=reactive)
     out: list[Demonstration] = []
     for n, (scene, (_, found), truth) in enumerate(zip(scenes, drawn, truths, strict=True)):
         trace, said = _say(rng, flaws, truth, truths)
@@ -228,7 +237,8 @@ def demonstrate(
     return out
 
 
-def _drive_flaws(rng: Generator, flaws: Flaws) -> tuple[Driver, tuple[str, ...]]:
+def draw_driver(rng: Generator, flaws: Flaws) -> tuple[Driver, tuple[str, ...]]:
+    """A driver with flaws drawn at their rates, and the names of those it has."""
     driver, found = Driver(), list[str]()
     late, small = rng.random(2) < (flaws.late_braking, flaws.small_gaps)
     notice, headway, gap, clearance, margin = rng.uniform(

@@ -5,6 +5,7 @@ One drive of one scene: T steps (the first is the start), A actors with the ego 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outdo.driving import kernels
-from outdo.driving.packing import arc_length, pack_polygons
+from outdo.driving.packing import Polygons, arc_length, pack_polygons
 from outdo.driving.scene import DT, Kind, Light, Scene
 from outdo.driving.traffic import crossings
 
@@ -168,6 +169,12 @@ def pack_lanes(scene: Scene) -> Lanes:
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def _still(scene: Scene) -> tuple[Polygons, Lanes, Floats]:
+    """Drivable polygons, lanes and arc length of the route, the same in every drive of a scene."""
+    return pack_polygons(scene.drivable), pack_lanes(scene), arc_length(scene.route)
+
+
 def measure(scene: Scene, state: Floats, valid: Mask, size: Floats) -> Measures:
     """Measure the drive `state` [T, A, 4], `valid` [T, A] in `scene` with sizes [A, 2].
 
@@ -183,15 +190,15 @@ def measure(scene: Scene, state: Floats, valid: Mask, size: Floats) -> Measures:
     overlaps = np.empty((1, actors), np.bool_)
     kernels.contacts(state[:1], axis[:1], sizes[:1], valid[:1], overlaps)
     off_road = np.zeros(steps, np.bool_)
-    kernels.off_road(ego, size[0], *pack_polygons(scene.drivable), off_road)
+    polygons, lanes, length = _still(scene)
+    kernels.off_road(ego, size[0], *polygons, off_road)
     centre, limit = np.full(steps, np.inf if scene.lanes else 0.0), np.full(steps, np.inf)
     intersection, oncoming, kept = (np.zeros(steps, np.bool_) for _ in range(3))
-    _lane_facts(ego, size[0], pack_lanes(scene), centre, intersection, oncoming, limit, kept)
+    _lane_facts(ego, size[0], lanes, centre, intersection, oncoming, limit, kept)
     kept &= ~off_road
     touched, fault = np.zeros(actors, np.bool_), np.zeros(actors, np.bool_)
     close, ahead = np.zeros(steps, np.bool_), np.zeros(steps, np.bool_)
     _encounters(state, axis, size, valid, kept, gaps, DT, touched, fault, close, ahead)
-    length = arc_length(scene.route)
     way = [kernels.project(scene.route, length, x, y)[0] for x, y in ego[[0, -1], :2]]
     return Measures(
         contact=touched,

@@ -7,6 +7,7 @@ the first step, or it has `Scene.faults`) is left out of every figure and counte
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from statistics import NormalDist
 
 import numpy as np
@@ -127,18 +128,24 @@ def alpasim(t: dict[str, Floats]) -> Floats:
     return np.where(safe, np.minimum(t["ep"] / 0.8, 1.0), 0.0)
 
 
-def evaluate(drive: Drive, human: Drive | None = None) -> dict[str, Floats]:
-    """`terms`, and the scores `pdms`, `epdms`, `nuplan`, `alpasim`, each [S], against the `human` (the logs)."""
-    people = terms(logged(drive.scenes, steps=drive.state.shape[1] - 1) if human is None else human)
-    result = terms(drive, people["progress"].tolist())
+def evaluate(drive: Drive, human: dict[str, Floats] | None = None) -> dict[str, Floats]:
+    """`terms`, and the scores `pdms`, `epdms`, `nuplan`, `alpasim`, each [S], against the `human`'s terms.
+
+    By default those are the terms of the logs.
+    """
+    if human is None:
+        human = terms(logged(drive.scenes, steps=drive.state.shape[1] - 1))
+    result = terms(drive, human["progress"].tolist())
     scores = {"pdms": pdms(result), "nuplan": nuplan(result), "alpasim": alpasim(result)}
-    return result | scores | {"epdms": epdms(result, people)}
+    return result | scores | {"epdms": epdms(result, human)}
 
 
-def summary(figures: dict[str, Floats], confidence: float = 0.95) -> dict[str, Interval]:
+def summary(
+    figures: dict[str, Floats], confidence: float = 0.95, rates: Collection[str] = RATES
+) -> dict[str, Interval]:
     """Rate or mean of each figure of `evaluate` with its interval, over the scenes that are not at fault.
 
-    Wilson's interval for events, the normal one for means. `faulty` is the rate of scenes left out.
+    Wilson's interval for the `rates`, the normal one for means. `faulty` is the rate of scenes left out.
 
     Raises:
         ValueError: no scene is left.
@@ -150,7 +157,7 @@ def summary(figures: dict[str, Floats], confidence: float = 0.95) -> dict[str, I
     result = {"faulty": wilson_interval(int(faulty.sum()), len(faulty), confidence)}
     for name, values in figures.items():
         kept = values[~faulty]
-        if name in RATES:
+        if name in rates:
             result[name] = wilson_interval(int(kept.sum()), len(kept), confidence)
         elif name != "faulty":
             mean = float(kept.mean())

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outdo.driving.dynamics import rollout
 from outdo.driving.meta_actions import MetaActions, meta_actions
+from outdo.driving.planning import Answering, drive_scene
 from outdo.driving.scene import DT, Kind, Light, Scene
 from outdo.driving.simulator import Drive
 
@@ -37,7 +39,7 @@ LIGHTS = {
     Light.STOP_SIGN: "#8c1d2b",
     Light.DARK: "#9aa3ad",
 }
-EGO = "#1f6fd6"
+EGO, ROUTE, LANES, ROAD = "#1f6fd6", "#b06fc4", "#b9c1ca", "#e2e6ea"
 LONGEST = 600  # characters of a text that a picture shows
 
 
@@ -115,7 +117,7 @@ def gif(record: Drive, n: int, path: Path, texts: Sequence[str] = (), *, every: 
     scene = record.scenes[n]
     state = record.state[n, :, : scene.actors]
     actions, paths = meta_actions(state[:, 0]), planned(record, n)
-    figure = Figure(figsize=(9, 5.4), dpi=80)
+    figure, palette = Figure(figsize=(9, 5.4), dpi=80), _palette()
     canvas = FigureCanvasAgg(figure)
     view = figure.add_axes((0.0, 0.28, 1.0, 0.72))
     pictures: list[Any] = []
@@ -124,15 +126,74 @@ def gif(record: Drive, n: int, path: Path, texts: Sequence[str] = (), *, every: 
         for old in list(figure.texts):
             old.remove()
         _draw(view, scene, record, n, t, paths)
+        _draw_key(figure, f"{scene.id} ({scene.situation})")
         along, across = actions_at(actions, min(t, len(state) - 2))
         text = text_at(texts, t, record.every) or "no reasoning"
         head = f"{t * DT:.1f} s   {state[t, 0, 3]:.1f} m/s   {along}, {across}"
-        figure.text(0.02, 0.22, head, size=11, va="top", parse_math=False)
-        figure.text(0.02, 0.16, _lines(text), size=11, va="top", parse_math=False)
+        figure.text(0.02, 0.24, head, size=11, va="top", parse_math=False)
+        figure.text(0.02, 0.185, _lines(text), size=11, va="top", parse_math=False)
         canvas.draw()
         pictures.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
-    first, *rest = [picture.quantize(64) for picture in pictures]
+    first, *rest = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     first.save(path, save_all=True, append_images=rest, duration=round(1000 * DT * every), loop=0)
+
+
+def _palette() -> Any:
+    """All colours, and their mixtures with the ground at edges, as a palette: small things keep theirs."""
+    from PIL import Image
+
+    own = [*COLOURS.values(), *LIGHTS.values(), EGO, ROUTE, LANES, "#000000", "#dfe3e7"]
+    own = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in own]
+    ground = [[255, 255, 255], [int(ROAD[i : i + 2], 16) for i in (1, 3, 5)]]
+    mixed = [
+        [round(a + (b - a) * k / 7) for a, b in zip(under, over, strict=True)]
+        for over in own
+        for under in ground
+        for k in range(8)
+    ]
+    image = Image.new("P", (1, 1))
+    image.putpalette([value for colour in mixed for value in colour])
+    return image
+
+
+def _draw_key(figure: Any, title: str) -> None:
+    """The name of the scene and what the colours mean."""
+    figure.text(0.02, 0.975, _lines(title), size=10, va="top", color="#55626f", parse_math=False)
+    names = {EGO: "ego, plan", ROUTE: "route"} | {
+        colour: kind.name.lower() for kind, colour in COLOURS.items()
+    }
+    for k, (colour, name) in enumerate(names.items()):
+        figure.text(0.02 + 0.13 * k, 0.02, "\u25a0 " + name, size=9, color=colour)
+
+
+def render_drive(
+    policy: Answering,
+    scenes: Sequence[Scene],
+    out: Path,
+    *,
+    every: int = 5,
+    reactive: bool = True,
+    kind: Literal["gif", "html"] = "html",
+) -> list[Path]:
+    """Let a policy drive scenes, greedily, and write each as a picture into the folder `out`: the files.
+
+    Raises:
+        ImportError: as `gif`. SceneError, ValueError: as `outdo.driving.simulator.drive`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    for number, scene in enumerate(scenes):
+        record, texts = drive_scene(policy, scene, every=every, reactive=reactive)
+        name = re.sub(r"[^\w.-]", "_", scene.id)
+        path = out / f"{name}.{kind}"
+        if path in written:
+            path = out / f"{name}-{number}.{kind}"
+        if kind == "gif":
+            gif(record, 0, path, texts)
+        else:
+            path.write_text(page(record, 0, texts), encoding="utf-8")
+        written.append(path)
+    return written
 
 
 def _lines(text: str) -> str:
@@ -152,10 +213,10 @@ def _draw(view: Any, scene: Scene, record: Drive, n: int, t: int, paths: list[Fl
     view.set_ylim(-15.552, 15.552)  # the same metres an inch as along x
     view.set_axis_off()
     for area in scene.drivable:
-        view.add_patch(Polygon(area, facecolor="#e2e6ea", transform=own))
+        view.add_patch(Polygon(area, facecolor=ROAD, transform=own))
     for lane in scene.lanes.values():
-        view.plot(*lane.centre.T, color="#b9c1ca", lw=1, ls="--", transform=own)
-    view.plot(*scene.route.T, color="#b06fc4", lw=1.5, transform=own)
+        view.plot(*lane.centre.T, color=LANES, lw=1, ls="--", transform=own)
+    view.plot(*scene.route.T, color=ROUTE, lw=1.5, transform=own)
     for signal in scene.signals:
         colour = LIGHTS[Light(int(signal.states[scene.now + t]))]
         view.plot(*signal.stop_line.T, color=colour, lw=4, transform=own)
@@ -167,6 +228,11 @@ def _draw(view: Any, scene: Scene, record: Drive, n: int, t: int, paths: list[Fl
         (length, width), (px, py, heading, _) = scene.size[k], record.state[n, t, k]
         turned = Affine2D().rotate(heading).translate(px, py) + own
         colour = COLOURS[Kind(int(scene.kind[k]))] if k else EGO
-        view.add_patch(
-            Rectangle((-length / 2, -width / 2), length, width, facecolor=colour, transform=turned, zorder=3)
+        box = Rectangle(
+            (-length / 2, -width / 2), length, width, facecolor=colour, transform=turned, zorder=3
         )
+        view.add_patch(box)
+        if scene.kind[k] != Kind.VEHICLE:
+            continue
+        screen = (length / 4, -0.4 * width), length / 10, 0.8 * width  # where the front is
+        view.add_patch(Rectangle(*screen, facecolor="#dfe3e7", transform=turned, zorder=3))

@@ -1,8 +1,8 @@
 """The reward of a driving answer: named terms, each a function of `outcomes` as `outdo.core.rewards` calls it.
 
 Terms follow Alpamayo-R1 (arXiv 2511.00088, §5.3): reasoning quality, consistency of words and trajectory, trajectory
-quality and safety. Their weights and scales are unstated there. An answer without a trajectory gets the worst value
-of every term, whatever its words are worth. Axes: H ticks.
+quality and safety. Their weights and scales are unstated there. An answer that is not well-formed gets the worst
+value of every term, whatever its words or its trajectory are worth. Axes: A actors, H ticks.
 """
 
 from __future__ import annotations
@@ -19,101 +19,17 @@ from numpy.typing import NDArray
 from outdo.core.calls import nearest
 from outdo.core.rewards import RewardTerm, Score, score_term
 from outdo.driving import comfort, critic, dynamics, kernels
-from outdo.driving.measures import Measures, measure
-from outdo.driving.meta_actions import Across, Along, MetaActions, Segment, meta_actions
+from outdo.driving.measures import Measures
+from outdo.driving.meta_actions import Across, Along, Segment
+from outdo.driving.metrics import progress_ratio
+from outdo.driving.outcomes import Outcome
 from outdo.driving.packing import arc_length
 from outdo.driving.reasoning import Lateral, Longitudinal, Side, Trace
-from outdo.driving.scene import HORIZON, Scene, SceneError
-from outdo.driving.tokens import Answer
 
 Floats = NDArray[np.float64]
 
 LEANS = 0.015  # rad
 GRIP = 8.8  # m/s²: about 0.9 g, what tyres can give in any direction
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reference:
-    """What the expert did in a scene: `path` [H + 1, 4] from its `now` on, and why; no `trace` where unknown."""
-
-    path: Floats
-    trace: Trace | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """An answer in its scene, the other actors as in the log.
-
-    Without control tokens that decode, `path` [H + 1, 4], `actions` and `measures` are None. `along_route` are the
-    meta-actions with headings relative to the route, `lean` that heading at the start in rad. `scene_fault` says why
-    neither contacts nor the road can be judged here: it is the scene's, whatever the policy does.
-    """
-
-    scene: Scene
-    answer: Answer
-    reference: Reference
-    path: Floats | None = None
-    actions: MetaActions | None = None
-    along_route: MetaActions | None = None
-    lean: float = 0.0
-    measures: Measures | None = None
-    scene_fault: str | None = None
-
-
-def outcomes_of(scene: Scene, answers: Sequence[Answer], reference: Reference) -> list[Outcome]:
-    """Drive each answer of a group in its scene.
-
-    Raises:
-        SceneError: the log ends before the trajectories do.
-    """
-    if scene.future < HORIZON:
-        raise SceneError(
-            f"scene {scene.id!r}: its log has {scene.future} steps after now, a trajectory {HORIZON}: choose an "
-            "earlier now"
-        )
-    cut = slice(scene.now, scene.now + HORIZON + 1)
-    state, valid = scene.state[:, cut].transpose(1, 0, 2).copy(), scene.valid[:, cut].T.copy()
-    valid[:, 0] = True
-    fault = scene_fault(scene)
-    controls = [answer.control for answer in answers if answer.control is not None]
-    start = np.broadcast_to(scene.state[0, scene.now], (len(controls), 4))
-    paths = iter(dynamics.rollout(start, np.stack(controls)) if controls else ())
-    results: list[Outcome] = []
-    for answer in answers:
-        if answer.control is None:
-            results.append(Outcome(scene, answer, reference, scene_fault=fault))
-            continue
-        state[:, 0] = path = next(paths)
-        driven = measure(scene, state, valid, scene.size)
-        straight = _straightened(path, scene.route)
-        lean = float(dynamics.wrap(straight[0, 2]))
-        acts, along = meta_actions(path), meta_actions(straight)
-        results.append(Outcome(scene, answer, reference, path, acts, along, lean, driven, fault))
-    return results
-
-
-def scene_fault(scene: Scene) -> str | None:
-    """Why contacts and road cannot be judged in a scene: its own faults, or a start that is one already."""
-    now = slice(scene.now, scene.now + 1)
-    start = measure(
-        scene, scene.state[:, now].transpose(1, 0, 2).copy(), scene.valid[:, now].T.copy(), scene.size
-    )
-    if scene.faults:
-        return "; ".join(scene.faults)
-    if start.off_road[0]:
-        return "the ego is off the road at the first step: the map is wrong, or misses a piece"
-    return "the ego overlaps an actor at the first step" if start.overlaps_at_start else None
-
-
-def _straightened(path: Floats, route: Floats) -> Floats:
-    """`path` with headings relative to the route's, which turns evenly between the middles of its segments."""
-    length = arc_length(route)
-    step = np.diff(route, axis=0)
-    heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
-    s = np.array([kernels.project(route, length, x, y)[0] for x, y in path[:, :2]])
-    result = path.copy()
-    result[:, 2] -= np.interp(s, (length[1:] + length[:-1]) / 2, heading)
-    return result
 
 
 # --- words against trajectory ---
@@ -227,6 +143,15 @@ def l2(outcomes: Sequence[Outcome], scale: float = 2.0) -> list[float]:
     return [1.0 if o.path is None else _share(_distance(o.path, o.reference.path), scale) for o in outcomes]
 
 
+def lag(outcomes: Sequence[Outcome]) -> list[float]:
+    """Share of the expert's progress along the route that is missing; going further earns nothing.
+
+    0 where the expert makes 5 m or less (`metrics.progress_ratio`). Against the caution that a sampled policy learns
+    from the other terms: slower is safer while its own noise is what makes it unsafe.
+    """
+    return [1.0 if o.measures is None else 1 - progress_ratio(o.measures.progress, _way(o)) for o in outcomes]
+
+
 def jerk(outcomes: Sequence[Outcome], scale: float = 4.13) -> list[float]:
     """j/(j + scale) of the mean jerk j in m/s³, longitudinal and lateral, smoothed as in `outdo.driving.comfort`."""
     return [1.0 if o.path is None else _share(_mean_jerk(o.path), scale) for o in outcomes]
@@ -268,6 +193,14 @@ def _distance(path: Floats, truth: Floats) -> float:
     return float(np.linalg.norm((path - truth)[1:, :2], axis=1).mean())
 
 
+def _way(outcome: Outcome) -> float:
+    """Progress of the reference along the route in m."""
+    route, path = outcome.scene.route, outcome.reference.path
+    length = arc_length(route)
+    start, end = (kernels.project(route, length, *path[k, :2])[0] for k in (0, -1))
+    return end - start
+
+
 def _mean_jerk(path: Floats) -> float:
     known = np.diff(path[:, 3]) / dynamics.DT
     values = comfort.quantities(path[None], np.append(known, known[-1])[None])["jerk"]
@@ -301,6 +234,7 @@ TERMS = {
     "quality": Term(quality, 0, critic.BEST, "higher", 0.2),
     "consistency": Term(consistency, 0, 1, "higher", 1.0),
     "l2": Term(l2, 0, 1, "lower", 1.0),
+    "lag": Term(lag, 0, 1, "lower", 1.0),
     "collision": Term(collision, 0, 1, "lower", 1.0),
     "jerk": Term(jerk, 0, 1, "lower", 0.2),
     "close_encounter": Term(close_encounter, 0, 1, "lower", 1.0),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outdo.driving import kernels, traffic
-from outdo.driving.observation import Observation, observe, surroundings
+from outdo.driving.observation import Observation, Surroundings, observe, surroundings
 from outdo.driving.scene import DT, HISTORY, HORIZON, Scene, SceneError
 
 Floats = NDArray[np.float64]
@@ -54,17 +54,9 @@ class Simulator:
         reactive: bool = True,
         idm: traffic.Idm | None = None,
     ) -> None:
-        if not scenes or steps < 1:
-            raise SceneError(f"nothing to simulate: {len(scenes)} scenes, {steps} steps")
-        for scene in scenes:
-            if scene.future < steps:
-                raise SceneError(
-                    f"scene {scene.id!r}: its log has {scene.future} steps after now, {steps} are simulated: "
-                    "choose an earlier now or fewer steps"
-                )
         self.scenes, self.steps, self.t = tuple(scenes), steps, 0
-        actors = max(scene.actors for scene in scenes)
-        self.size, self.kind = np.ones((len(scenes), actors, 2)), np.zeros((len(scenes), actors), np.int8)
+        self.size, self.kind = _boxes(scenes, steps)
+        actors = self.kind.shape[1]
         self._history = np.full((len(scenes), actors, HISTORY + steps, 4), np.nan)
         self._present = np.zeros(self._history.shape[:3], np.bool_)
         for n, scene in enumerate(scenes):
@@ -74,7 +66,7 @@ class Simulator:
         if not reactive:
             self._rails.reacts[:] = False
         self._present[:, :, HISTORY:][self._rails.reacts] = True
-        self._around = surroundings(scenes, steps)
+        self._around: Surroundings | None = None  # what is seen of the map, collected when somebody looks
         self.state = self._history[:, :, HISTORY - 1].copy()
         self.valid = self._present[:, :, HISTORY - 1].copy()
         self._axis = np.full((*self.valid.shape, 2), np.nan)
@@ -94,10 +86,10 @@ class Simulator:
         self._present[n, :a, columns] = valid
         self._history[n, :a, columns] = np.where(valid[..., None], scene.state[:, steps], np.nan)
         self._present[n, 0, HISTORY:] = True
-        self.size[n, :a], self.kind[n, :a] = scene.size, scene.kind
 
     def observe(self) -> Observation:
         """What the policy sees now."""
+        self._around = self._around or surroundings(self.scenes, self.steps)
         return observe(self.t, self._history, self._present, self.size, self.kind, self._around)
 
     def step(self, control: Floats) -> None:
@@ -136,6 +128,22 @@ class Simulator:
         )
 
 
+def _boxes(scenes: Sequence[Scene], steps: int) -> tuple[Floats, NDArray[np.int8]]:
+    """Sizes [S, A, 2] and kinds [S, A] of scenes whose logs last for `steps`."""
+    if not scenes or steps < 1:
+        raise SceneError(f"nothing to simulate: {len(scenes)} scenes, {steps} steps")
+    actors = max(scene.actors for scene in scenes)
+    size, kind = np.ones((len(scenes), actors, 2)), np.zeros((len(scenes), actors), np.int8)
+    for n, scene in enumerate(scenes):
+        if scene.future < steps:
+            raise SceneError(
+                f"scene {scene.id!r}: its log has {scene.future} steps after now, {steps} are simulated: "
+                "choose an earlier now or fewer steps"
+            )
+        size[n, : scene.actors], kind[n, : scene.actors] = scene.size, scene.kind
+    return size, kind
+
+
 Planner = Callable[[Simulator], Floats]
 
 
@@ -170,9 +178,8 @@ def logged(scenes: Sequence[Scene], *, steps: int = HORIZON) -> Drive:
     Raises:
         SceneError: as `Simulator`, or the ego's log has a gap.
     """
-    simulator = Simulator(scenes, steps=steps, reactive=False)
-    record = simulator.record()
-    state = np.full((len(scenes), steps + 1, *record.state.shape[2:]), np.nan)
+    size, _ = _boxes(scenes, steps)
+    state = np.full((len(scenes), steps + 1, size.shape[1], 4), np.nan)
     valid = np.zeros(state.shape[:3], np.bool_)
     for n, scene in enumerate(scenes):
         cut = slice(scene.now, scene.now + steps + 1)
@@ -182,4 +189,5 @@ def logged(scenes: Sequence[Scene], *, steps: int = HORIZON) -> Drive:
         valid[n, :, : scene.actors] = scene.valid[:, cut].T
         state[n, :, : scene.actors] = scene.state[:, cut].transpose(1, 0, 2)
     state[~valid] = np.nan
-    return Drive(simulator.scenes, state, valid, simulator.size, record.control, record.plans, 1)
+    control, plans = np.zeros((len(scenes), 0, 2)), np.zeros((len(scenes), 0, 0, 2))
+    return Drive(tuple(scenes), state, valid, size, control, plans, 1)

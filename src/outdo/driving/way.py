@@ -75,7 +75,7 @@ def ways(scenes: Sequence[Scene], steps: int) -> Way:
     return Way(
         line=np.concatenate(lines),
         length=np.concatenate([arc_length(line) for line in lines]),
-        bend=np.concatenate([_bend(line) for line in lines]),
+        bend=np.concatenate([bends(line) for line in lines]),
         limit=np.concatenate(limits),
         works=np.concatenate([_works(scene, line) for scene, line in zip(scenes, lines, strict=True)]),
         room=np.concatenate([_room(scene, line) for scene, line in zip(scenes, lines, strict=True)]),
@@ -102,7 +102,7 @@ def _headings(line: Floats) -> Floats:
     return np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
 
 
-def _bend(line: Floats) -> Floats:
+def bends(line: Floats) -> Floats:
     """Curvature [Q], a mean over 5 m."""
     padded = np.pad(np.gradient(_headings(line)), 2, mode="edge")
     return np.convolve(padded, np.full(5, 0.2), "valid")
@@ -113,11 +113,22 @@ def _limits(scene: Scene, line: Floats) -> Floats:
     lanes = [scene.lanes[name] for name in scene.route_lanes] or list(scene.lanes.values())
     nearest, limit = np.full(len(line), np.inf), np.full(len(line), np.inf)
     for lane in lanes:
-        points = resample(lane.centre, 1.0)
-        apart = np.linalg.norm(line[:, None] - points[None], axis=-1).min(1)
+        apart = np.empty(len(line))
+        _nearest(line, resample(lane.centre, 1.0), apart)
         limit = np.where(apart < nearest - 1e-6, lane.speed_limit, limit)
         nearest = np.minimum(nearest, apart)
     return np.minimum(limit, 40.0)
+
+
+@numba.njit(cache=True)
+def _nearest(line: Floats, points: Floats, out: Floats) -> None:
+    """Distance `out` [Q] of each point of `line` from the nearest of `points` [P, 2]."""
+    for q in range(line.shape[0]):
+        best = np.inf
+        for p in range(points.shape[0]):
+            dx, dy = line[q, 0] - points[p, 0], line[q, 1] - points[p, 1]
+            best = min(best, dx * dx + dy * dy)
+        out[q] = np.sqrt(best)
 
 
 def _works(scene: Scene, line: Floats) -> Floats:
@@ -156,11 +167,15 @@ def _stops(scene: Scene, line: Floats) -> list[tuple[float, int]]:
 
 
 def _rival(scene: Scene, line: Floats) -> tuple[Floats, float, float]:
-    """A lane that joins the route from beside: its line, and where along route and line they come within 3.5 m."""
+    """A lane that joins the route from beside: its line, and where along route and line they come within 3.5 m.
+
+    Lanes that meet in an intersection are no merge.
+    """
     for name in scene.route_lanes:
         for other in scene.lanes.values():
             shared = set(other.successors) & set(scene.lanes[name].successors) & set(scene.route_lanes)
-            if other.id == name or not shared or other.id in scene.route_lanes:
+            known = other.id == name or other.id in scene.route_lanes
+            if known or not shared or scene.lanes[name].intersection:
                 continue
             meet = scene.lanes[shared.pop()].centre
             rival = resample(np.concatenate([other.centre, meet[1:]]), 1.0)

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from outdo.lab.experiment import Experiment, Figure, Outcome, Scale
 from outdo.lab.registry import deviate, select
+from outdo.training import record
 from outdo.training.display import Display, Quiet
 
 RESULTS = "lab.json"
@@ -123,11 +123,7 @@ def report(results: Sequence[Result], scale: Scale) -> dict[str, Any]:
 
 def new_folder() -> Path:
     """A folder under `runs/` that is not there yet, named after the time."""
-    stem = f"lab-{datetime.now():%Y%m%d-%H%M%S}"
-    folder, number = Path("runs") / stem, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{stem}-{number}", number + 1
-    return folder
+    return record.new_folder("lab")
 
 
 def prepare(folder: Path) -> None:

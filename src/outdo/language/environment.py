@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any, Literal
 
 from outdo.core.batch import Batch
@@ -17,7 +17,14 @@ from outdo.language.choice import PromptChoice
 from outdo.language.data import DataError, Item, Stream
 from outdo.language.demonstrations import Demonstrate
 from outdo.language.protocol import LanguagePolicy, encode_prompt, prompt_text
-from outdo.language.rollouts import RESERVED, Row, pack_rows, reward_columns, with_values
+from outdo.language.rollouts import (
+    RESERVED,
+    Row,
+    pack_rows,
+    reward_columns,
+    sampled_figures,
+    with_values,
+)
 from outdo.language.sampling import Completion, Sampling, StopReason
 
 logger = logging.getLogger(__name__)
@@ -225,18 +232,9 @@ class LanguageEnvironment:
 
     def _summary(self, tally: _Tally, used: int, telling: int) -> dict[str, float]:
         """Figures over everything that was sampled, also what was filtered out."""
-        rewards = [reward for _, reward in tally.rows if reward is not None]
-        lengths = [len(completion.tokens) for completion, _ in tally.rows]
-        truncated = sum(completion.stop is StopReason.LENGTH for completion, _ in tally.rows)
         figures = {
-            "reward": fmean(rewards),
-            "reward_std": pstdev(rewards),
-            **{f"reward/{name}": fmean(values) for name, values in tally.terms.items() if values},
-            "length": fmean(lengths),
-            "truncated": truncated / len(tally.rows),
-            "unscored": float(sum(reward is None for _, reward in tally.rows)),
+            **sampled_figures(tally.rows, tally.terms),
             "groups_dropped": float(tally.dropped),
-            "generated_tokens": float(sum(lengths)),
             "time/generation": tally.generation,
             "time/reward": tally.reward,
         }

@@ -149,3 +149,9 @@ def packed_rows(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], budg
         pieces[-1].append(i)
         used += cost - common
     return [torch.tensor(piece) for piece in pieces]
+
+
+def spread(values: Tensor, row: Tensor, step: Tensor, shape: torch.Size) -> Tensor:
+    """Put values [M] at their places in [B, T], 0 elsewhere."""
+    out = values.new_zeros(shape)
+    return out.index_put((row, step), values)

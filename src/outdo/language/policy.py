@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outdo.core.batch import Batch, take
 from outdo.core.protocols import Evaluation
 from outdo.language.adapters import Lora, with_adapters
+from outdo.language.agreement import bend, check_head, same_forward
 from outdo.language.compiled import llama_decode
 from outdo.language.engine import Decode, TransformersDecoding, check_prompts, decode_stepwise, generate
 from outdo.language.flat import FlatParameters
@@ -27,12 +28,9 @@ from outdo.language.head import Head, differentiable_score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
 from outdo.language.load import Loaded, ModelError, load
 from outdo.language.memory import keep_freed_pages
-from outdo.language.packing import Packed, distinct_rows, pack, packed_rows
+from outdo.language.packing import Packed, distinct_rows, pack, packed_rows, spread
 from outdo.language.placement import Precision, choose_device, compute_dtype
 from outdo.language.sampling import Completion, Sampling, TextObs
-
-SAME_LOGITS = 1e-3
-"""Largest difference of a logit, relative to their spread, at which two ways of computing them count as one."""
 
 
 class CausalPolicy:
@@ -132,38 +130,24 @@ class CausalPolicy:
             return Head(self.flat.weight(self._head_name))
         weight, bias = (None if p is None else p.detach().to(self.dtype) for p in self._head_parameters())
         assert weight is not None
-        return Head(weight, bias, *_bend(self.base.config.get_text_config()))
+        return Head(weight, bias, *bend(self.base.config.get_text_config()))
 
     @property
     def _head_name(self) -> str:
         return "model.embed_tokens.weight" if self.base.config.tie_word_embeddings else "lm_head.weight"
 
-    @torch.no_grad()
     def _check_paths(self) -> None:
-        """Compare the logits of this class with the model's own on a few tokens; refuse, or leave the fast path."""
-        size = self.base.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(8, device=self.device) * 7919) % size
-        expected = self.base(input_ids=ids[None]).logits[0].float()
-        tolerance = SAME_LOGITS * (expected.std() + 1e-12)
+        """Refuse a head that cannot be computed in chunks; leave the fast path where it is not transformers'."""
         weight, bias = self._head_parameters()
-        head = Head(weight, bias, *_bend(self.base.config.get_text_config()))
-        body = self.base.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
-        if (head.logits(body) - expected).abs().max() > tolerance:
-            raise ModelError(
-                f"the head of {self.source!r} does more than a linear layer with scaled or soft-capped logits: its "
-                "log-probabilities cannot be computed in chunks, so outdo does not train it"
-            )
-        if self.decoder is None or self.flat is None:
-            return
-        none = torch.zeros(1, dtype=torch.long)
-        packed = pack([tuple(ids.tolist())], none[:, None], none).to(self.device)
-        decoder = LlamaDecoder(self.model, self.flat.in_float32())
-        hidden = decoder.final_norm(decoder.forward(packed)[0][packed.whole[0]])
-        if (head.logits(hidden) - expected).abs().max() > tolerance:
-            self.decoder, self.slow_because = (
-                None,
-                "its forward pass differs from transformers' on this model",
-            )
+        head = Head(weight, bias, *bend(self.base.config.get_text_config()))
+        check_head(self.base, head, self.source)
+        if self.decoder is not None and self.flat is not None:
+            decoder = LlamaDecoder(self.model, self.flat.in_float32())
+            if not same_forward(self.base, decoder, head):
+                self.decoder, self.slow_because = (
+                    None,
+                    "its forward pass differs from transformers' on this model",
+                )
 
     # -- text ---------------------------------------------------------------------------------------------
 
@@ -251,9 +235,9 @@ class CausalPolicy:
         h = h if entropy else h.detach()
         value = None if self.value_head is None else self.value_head(hidden.float()).squeeze(-1)
         shape = batch.logp.shape
-        spread = [None if x is None else _spread(x, piece.row, piece.step, shape) for x in (logp, h, value)]
-        assert spread[0] is not None
-        return Evaluation(spread[0], spread[1], spread[2])
+        scores = [None if x is None else spread(x, piece.row, piece.step, shape) for x in (logp, h, value)]
+        assert scores[0] is not None
+        return Evaluation(scores[0], scores[1], scores[2])
 
     @torch.no_grad()
     def final_value(self, batch: Batch) -> Tensor:
@@ -407,22 +391,8 @@ class CausalPolicy:
                 module.load_state_dict(load_file(file))
 
 
-def _bend(config: Any) -> tuple[float, float | None]:
-    """Scale and soft cap of the logits, by the names transformers' configurations use."""
-    scale = getattr(config, "logit_scale", None) or 1.0
-    return scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(
-        config, "final_logit_softcapping", None
-    )
-
-
 def _stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Tokens that end an answer: the tokenizer's EOS first, then those of the generation configuration."""
     listed = model.generation_config.eos_token_id if model.generation_config is not None else None
     several = listed if isinstance(listed, list) else [listed]
     return tuple(dict.fromkeys(token for token in [tokenizer.eos_token_id, *several] if token is not None))
-
-
-def _spread(values: Tensor, row: Tensor, step: Tensor, shape: torch.Size) -> Tensor:
-    """Put values [M] at their places in [B, T], 0 elsewhere."""
-    out = values.new_zeros(shape)
-    return out.index_put((row, step), values)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -98,6 +99,23 @@ def _padded(values: Sequence[Sequence[float]], valid: Tensor, dtype: torch.dtype
     padded = torch.zeros(valid.shape, dtype=dtype)
     padded[valid] = torch.tensor([value for row in values for value in row], dtype=dtype)
     return padded
+
+
+def sampled_figures(
+    rows: Sequence[tuple[Completion, float | None]], terms: Mapping[str, Sequence[float]]
+) -> dict[str, float]:
+    """Figures for the log of sampled answers with their rewards (None: unscored) and the known values of each term."""
+    rewards = [reward for _, reward in rows if reward is not None]
+    lengths = [len(completion.tokens) for completion, _ in rows]
+    return {
+        "reward": fmean(rewards),
+        "reward_std": pstdev(rewards),
+        **{f"reward/{name}": fmean(values) for name, values in terms.items() if values},
+        "length": fmean(lengths),
+        "truncated": sum(completion.stop is StopReason.LENGTH for completion, _ in rows) / len(rows),
+        "unscored": float(sum(reward is None for _, reward in rows)),
+        "generated_tokens": float(sum(lengths)),
+    }
 
 
 @torch.no_grad()

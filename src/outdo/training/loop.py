@@ -66,6 +66,7 @@ class Run:
                     return self._result(interrupt.received)
                 if self._last:
                     break
+                self._keep_for_later()
                 if interrupt.received is not None:
                     return self._result(interrupt.received)
                 self.position.stage, self.position.step = self.position.stage + 1, 0
@@ -91,6 +92,9 @@ class Run:
             state, tensors = checkpoint.load(restored, self.policy)
             self.position = Position(**state["position"])
             self.record.truncate(state["records"])
+        elif self.stage.start is not None:
+            checkpoint.verify(self._kept(self.stage.start))
+            checkpoint.load(self._kept(self.stage.start), self.policy)
         self._make_reference(restored)
         if restored is not None:
             self.stage.environment.load_state_dict(state["environment"])
@@ -101,6 +105,15 @@ class Run:
         optimiser = adamw(self.policy, self.stage.optimiser)
         load_moments(self.policy, optimiser, tensors)
         return optimiser
+
+    def _kept(self, name: str) -> Path:
+        """Where the policy that stage `name` left lies, for later stages that begin from it."""
+        return self.record.folder / "starts" / name
+
+    def _keep_for_later(self) -> None:
+        """Keep the policy as the stage that is over left it, if a later one begins from it."""
+        if any(later.start == self.stage.name for later in self.stages[self.position.stage + 1 :]):
+            checkpoint.save(self._kept(self.stage.name), self.policy, {}, {})
 
     def _make_reference(self, restored: Path | None) -> None:
         """Freeze the policy as the stage begins; a copy in the run folder serves a resumed stage."""
@@ -201,7 +214,8 @@ class Run:
         self._log("evaluation", {**report.metrics, "time/evaluation": time.perf_counter() - start})
         place = {"kind": "evaluation", "stage": self.stage.name, "total": position.total}
         self.record.rollouts([{**place, **sample} for sample in report.samples])
-        self.display.say(f"held-out after {position.total} updates: {interval_text(report.metrics)}")
+        scores = interval_text(report.metrics, report.headline)
+        self.display.say(f"held-out after {position.total} updates: {scores}")
         return self._improved(report.metrics)
 
     def _improved(self, metrics: Mapping[str, float]) -> bool:
@@ -286,6 +300,9 @@ def train(
     """
     if not stages:
         raise ValueError("a run needs at least one stage")
+    for place, stage in enumerate(stages):
+        if stage.start is not None and stage.start not in [earlier.name for earlier in stages[:place]]:
+            raise ValueError(f"stage {stage.name!r} begins from {stage.start!r}, which is no earlier stage")
     if not resume and (folder / "metrics.jsonl").exists():
         raise FileExistsError(f"{folder} already holds a run: choose another folder, or resume it")
     run = Run(

@@ -13,7 +13,10 @@ from outdo.training.optim import OptimiserSettings
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of a run: `steps` updates by one algorithm on batches of one environment."""
+    """A stage of a run: `steps` updates by one algorithm on batches of one environment.
+
+    It goes on with the policy that the stage before left, or with that which the earlier stage `start` left.
+    """
 
     name: str
     environment: Environment
@@ -21,6 +24,7 @@ class Stage:
     steps: int
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
     micro_batch_tokens: int = 4096
+    start: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,15 @@ METRICS = "metrics.jsonl"
 ROLLOUTS = "rollouts.jsonl.gz"
 SUMMARY = "summary.json"
 CHECKPOINTS = "checkpoints"
+
+
+def new_folder(name: str) -> Path:
+    """A folder under `runs/` that is not there yet: the name, the time, and a number where that is taken."""
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder, number = Path("runs") / stem, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{stem}-{number}", number + 1
+    return folder
 
 
 class Record:

@@ -25,6 +25,7 @@ Table = dict[str, NDArray[Any]]
 EGO_SIZE = (4.877, 2.0)  # m, the vehicle that recorded the data
 AXLE = 1.42  # m from its rear axle, the origin of its frame, to the middle of its box (our estimate)
 STEP = 100_000_000  # ns
+JOIN = 10.0  # m that a route takes from the end of the ego's path to the middle of its lane
 SIZES = {"bus": (12.0, 2.9), "pedestrian": (0.7, 0.7), "cyclist": (1.8, 0.7), "motorcyclist": (2.2, 0.8)}
 SKIPPED = frozenset({"EGO_VEHICLE", "background"})
 POSE = ("timestamp_ns", "qw", "qx", "qy", "qz", "tx_m", "ty_m", "tz_m")
@@ -295,7 +296,7 @@ def _route(folder: Path, ego: Floats, now: int, lanes: dict[str, Lane]) -> tuple
     if here:
         ahead = onward(lanes, here[0])
         centre = centre_of(lanes, ahead)
-        after = (centre - seen[-1, :2]) @ np.array([np.cos(heading), np.sin(heading)]) > 2.0
+        after = (centre - seen[-1, :2]) @ np.array([np.cos(heading), np.sin(heading)]) > JOIN
         start = int(np.argmax(after)) if after.any() else len(centre)
         line = np.concatenate([line, centre[start:]])
         names = (*names, *(name for name in ahead if name not in names))

@@ -1,4 +1,4 @@
-"""The ten situations of generated scenes; each draws a `Draft` from a random generator."""
+"""The ten situations of generated scenes; each draws a `Draft` of given length from a random generator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from numpy.random import Generator
 
 from outdo.driving.situations import places, traffic
-from outdo.driving.situations.roads import Draft
+from outdo.driving.situations.roads import Draft, Floats
 
-SITUATIONS: dict[str, Callable[[Generator], Draft]] = {
+SITUATIONS: dict[str, Callable[[Generator, Floats], Draft]] = {
     "lead braking": traffic.lead_braking,
     "cut-in": traffic.cut_in,
     "cut-out": traffic.cut_out,

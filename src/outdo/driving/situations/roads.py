@@ -1,6 +1,7 @@
 """Roads and actors that the situations are built from.
 
-A road has a base line; places on it are `s` metres along and `d` metres to the left. Axes: T steps, P points.
+A road has a base line; places on it are `s` metres along and `d` metres to the left. `time` [T] are the seconds of a
+draft's steps (`clock`). Axes: T steps, P points.
 """
 
 from __future__ import annotations
@@ -15,23 +16,33 @@ from outdo.driving.dynamics import wrap
 from outdo.driving.packing import arc_length
 from outdo.driving.scene import DT, HISTORY, HORIZON, Kind, Lane, Light, Scene, Signal
 
-STEPS = HISTORY + HORIZON
 LANE = 3.5  # m
 CAR = (4.6, 1.9)  # m
-TIME = np.linspace(0.0, (STEPS - 1) * DT, STEPS)
-NOW = (HISTORY - 1) * DT  # s
-BACK, FRONT = -90.0, 220.0  # m of road behind and ahead of where the ego starts
+BACK, FRONT = -90.0, 220.0  # m of road behind and ahead of where the ego starts, the latter for 8 s
+FASTEST = 17.0  # m/s, for the road that is needed for more
 
 Floats = NDArray[np.float64]
+
+
+def clock(future: int = HORIZON) -> Floats:
+    """Seconds `time` [T] of the steps of a draft, `future` of them after `now`."""
+    steps = HISTORY + future
+    return np.linspace(0.0, (steps - 1) * DT, steps)
+
+
+def reach(time: Floats) -> float:
+    """Metres of road ahead that a drive as long as `time` needs."""
+    return FRONT + FASTEST * DT * max(len(time) - HISTORY - HORIZON, 0)
 
 
 @dataclass(slots=True)
 class Draft:
     """A situation before anybody has driven: the ego stands for itself at s = 0 of the route with `speed`.
 
-    `logs` [T, 4] of the others with `kinds` and `sizes`; the rest as in `Scene`.
+    `time` [T]; `logs` [T, 4] of the others with `kinds` and `sizes`; the rest as in `Scene`.
     """
 
+    time: Floats
     lanes: dict[str, Lane]
     drivable: list[Floats]
     route: Floats
@@ -54,13 +65,13 @@ class Draft:
 
         `mirrored` swaps left and right.
         """
-        ego = np.tile([*self.start, self.speed], (STEPS, 1))
+        ego = np.tile([*self.start, self.speed], (len(self.time), 1))
         scene = Scene(
             id=name,
             situation=situation,
             now=0,
             state=np.stack([ego, *self.logs]),
-            valid=np.ones((len(self.logs) + 1, STEPS), np.bool_),
+            valid=np.ones((len(self.logs) + 1, len(self.time)), np.bool_),
             size=np.array([CAR, *self.sizes], np.float64),
             kind=np.array([Kind.VEHICLE, *self.kinds], np.int8),
             lanes=self.lanes,
@@ -91,9 +102,10 @@ def _mirror(scene: Scene) -> Scene:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A line of constant curvature `bend` (1/m) that passes the origin along x."""
+    """A line of constant curvature `bend` (1/m) that passes the origin along x, to `front` m ahead of it."""
 
     bend: float = 0.0
+    front: float = FRONT
 
     def at(self, s: Floats, d: Floats) -> Floats:
         """Points [..., 3] x, y, heading of the line's direction."""
@@ -104,12 +116,13 @@ class Base:
             x, y = s, np.zeros_like(s)
         return np.stack([x - d * np.sin(theta), y + d * np.cos(theta), theta], -1)
 
-    def line(self, d: float, start: float = BACK, end: float = FRONT) -> Floats:
-        """The line [P, 2] `d` m to the left."""
+    def line(self, d: float, start: float = BACK, end: float | None = None) -> Floats:
+        """The line [P, 2] `d` m to the left, to its front or to `end`."""
+        end = self.front if end is None else end
         s = np.linspace(start, end, max(2, round((end - start) / 8) + 1) if self.bend else 2)
         return self.at(s, np.full_like(s, d))[:, :2]
 
-    def area(self, right: float, left: float, start: float = BACK, end: float = FRONT) -> Floats:
+    def area(self, right: float, left: float, start: float = BACK, end: float | None = None) -> Floats:
         """The polygon between two offsets."""
         return np.concatenate([self.line(right, start, end), self.line(left, start, end)[::-1]])
 
@@ -127,9 +140,10 @@ class Base:
         )
 
 
-def base(rng: Generator) -> Base:
+def base(rng: Generator, time: Floats) -> Base:
     """A straight base line, or in one of five a bend with a radius of 400 to 1000 m."""
-    return Base(float(rng.choice([-1, 1]) / rng.uniform(400, 1000)) if rng.random() < 0.2 else 0.0)
+    bend = float(rng.choice([-1, 1]) / rng.uniform(400, 1000)) if rng.random() < 0.2 else 0.0
+    return Base(bend, reach(time))
 
 
 def travelled(speed: Floats) -> Floats:
@@ -137,20 +151,20 @@ def travelled(speed: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum((speed[1:] + speed[:-1]) / 2 * DT)])
 
 
-def constant(speed: float, start: float) -> Floats:
+def constant(time: Floats, speed: float, start: float) -> Floats:
     """`s` [T] at constant speed."""
-    return start + speed * TIME
+    return start + speed * time
 
 
-def ramp(begin: float, rate: float, first: float, last: float) -> Floats:
+def ramp(time: Floats, begin: float, rate: float, first: float, last: float) -> Floats:
     """Speeds [T] that change from `first` to `last` from `begin` s on with `rate` m/s²."""
-    change = rate * np.maximum(TIME - begin, 0.0)
+    change = rate * np.maximum(time - begin, 0.0)
     return np.maximum(first - change, last) if last < first else np.minimum(first + change, last)
 
 
-def swerve(begin: float, duration: float, first: float, last: float) -> Floats:
+def swerve(time: Floats, begin: float, duration: float, first: float, last: float) -> Floats:
     """Offsets [T] that change smoothly from `first` to `last` within `duration` s."""
-    u = np.clip((TIME - begin) / duration, 0.0, 1.0)
+    u = np.clip((time - begin) / duration, 0.0, 1.0)
     return first + (last - first) * u * u * (3 - 2 * u)
 
 
@@ -163,38 +177,38 @@ def along(path: Floats, s: Floats) -> Floats:
     return np.stack([x, y, wrap(theta), np.gradient(s, DT)], -1)
 
 
-def two_way(rng: Generator, limit: float, shoulder: float = 0.4) -> tuple[Base, Draft]:
+def two_way(rng: Generator, time: Floats, limit: float, shoulder: float = 0.4) -> tuple[Base, Draft]:
     """One lane in each direction; the ego in lane `own`."""
-    road, speed = base(rng), limit * rng.uniform(0.8, 1.0)
+    road, speed = base(rng, time), limit * rng.uniform(0.8, 1.0)
     lanes = {
         "own": Lane("own", road.line(0.0), LANE, limit),
         "oncoming": Lane("oncoming", road.line(LANE)[::-1], LANE, limit),
     }
     area = road.area(-LANE / 2 - shoulder, 1.5 * LANE + 0.4)
-    return road, Draft(lanes, [area], road.line(0.0), ("own",), float(speed), (0.0, 0.0, 0.0))
+    return road, Draft(time, lanes, [area], road.line(0.0), ("own",), float(speed), (0.0, 0.0, 0.0))
 
 
-def one_way(rng: Generator, limit: float) -> tuple[Base, Draft]:
+def one_way(rng: Generator, time: Floats, limit: float) -> tuple[Base, Draft]:
     """Two lanes in the same direction; the ego in lane `own`, with `beside` to its left."""
-    road, speed = base(rng), limit * rng.uniform(0.8, 1.0)
+    road, speed = base(rng, time), limit * rng.uniform(0.8, 1.0)
     lanes = {
         "own": Lane("own", road.line(0.0), LANE, limit, left="beside"),
         "beside": Lane("beside", road.line(LANE), LANE, limit, right="own"),
     }
     area = road.area(-LANE / 2 - 0.4, 1.5 * LANE + 0.4)
-    return road, Draft(lanes, [area], road.line(0.0), ("own",), float(speed), (0.0, 0.0, 0.0))
+    return road, Draft(time, lanes, [area], road.line(0.0), ("own",), float(speed), (0.0, 0.0, 0.0))
 
 
 def oncoming(rng: Generator, road: Base, draft: Draft, chance: float) -> None:
     """Vehicles in the oncoming lane, each with `chance`."""
     for start in (rng.uniform(40, 90), rng.uniform(110, 180)):
         if rng.random() < chance:
-            draft.add(road.log(constant(-rng.uniform(7, 12), start), LANE))
+            draft.add(road.log(constant(draft.time, -rng.uniform(7, 12), start), LANE))
 
 
-def light(lane: str, line: Floats, states: list[tuple[float, Light]]) -> Signal:
+def light(time: Floats, lane: str, line: Floats, states: list[tuple[float, Light]]) -> Signal:
     """A signal with the `states` from the given times (s) on."""
-    shown = np.full(STEPS, states[0][1], np.int8)
+    shown = np.full(len(time), states[0][1], np.int8)
     for begin, state in states:
-        shown[begin <= TIME] = state
+        shown[begin <= time] = state
     return Signal(lane, line, shown)
