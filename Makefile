@@ -1,11 +1,13 @@
-# setup: build .venv; run: post-train a real model; lab: reproduce published figures; test: all fast tests;
-# check: format, lint, types, fast tests.
+# setup: build .venv; run: post-train a real model; lab: reproduce published figures; test: all but slow tests;
+# check: format, lint, types, and the tests that take seconds.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two processes that take tests from each other, with one thread each: threads on small tensors only wait.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: setup run lab test check slow format benchmark clean
+.PHONY: setup run lab test check types fast slow format benchmark clean
 
 setup: $(STAMP)
 
@@ -27,13 +29,19 @@ lab: setup
 	$(BIN)/outdo lab
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
+# Types and tests at once: the former keep one core busy, the latter two.
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(MAKE) --jobs 2 --output-sync types fast
+
+types: setup
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -m 'not slow and not real_model'
+
+fast: setup
+	$(PYTEST) -m 'not slow and not whole and not real_model'
 
 slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -4,17 +4,17 @@
     python benchmarks/learning.py [cartpole acrobot ...] [--seeds 3] [--out runs/learning] [--resume]
 
 Each recipe runs as it ships, one seed after the other, as `outdo train NAME --seeds N` does. The return is the mean
-over the evaluation's episodes with the environment's own reward, observations normalised by frozen statistics.
+over the evaluation's episodes with the environment's own reward, observations normalised by frozen statistics; of
+the game `connect_four` it is the mean result (won 1, drawn 0, lost −1) against a search of two moves.
 Printed are, for deterministic and for sampled actions, the interquartile mean over seeds and each seed's mean, and
-the wall time of a seed with its evaluations. Exit code 1: an interquartile mean (deterministic actions) is below its
-goal.
+the mean wall time of a seed with its evaluations. Exit code 1: an interquartile mean (deterministic actions) is below
+its goal.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,38 +31,46 @@ GOALS = {
     "pendulum": -250.0,
     "inverted_pendulum": 900.0,
     "hopper": 2000.0,
+    "connect_four": 0.5,
 }
 KINDS = ("deterministic/return", "sampled/return")
+TIMES = ("time/collect", "time/update", "time/evaluation")
 
 
 def last(folder: Path) -> dict[str, Any]:
-    """The last evaluation of a run, with the environment's steps until then."""
+    """The last evaluation of a run, with the environment's steps and the `seconds` until then."""
     lines = read_metrics(folder)
-    steps = max(int(line["environment_steps"]) for line in lines if line["kind"] == "update")
     return {
         **next(line for line in reversed(lines) if line["kind"] == "evaluation"),
-        "environment_steps": steps,
+        "steps": max(int(line["environment_steps"]) for line in lines if line["kind"] == "update"),
+        "seconds": sum(line.get(part, 0.0) for line in lines for part in TIMES),
     }
 
 
 def measure(name: str, seeds: int, out: Path, resume: bool) -> dict[str, Any]:
     """Train all seeds of a recipe and read what they reached."""
-    start = time.perf_counter()
     first = read(name).seed
-    run_seeds(name, {}, seeds, out=out / name, resume=resume, display=display)
-    seconds = (time.perf_counter() - start) / seeds
+    result, _ = run_seeds(name, {}, seeds, out=out / name, resume=resume, display=display)
+    if result.interrupted_by is not None:
+        raise SystemExit(f"stopped by {result.interrupted_by}: go on with --resume")
     ends = [last(out / name / f"seed-{seed}") for seed in range(first, first + seeds)]
     figures = {kind: [end[kind] for end in ends] for kind in KINDS}
-    return {"steps": max(end["environment_steps"] for end in ends), "seconds": seconds, **figures}
+    seconds = sum(end["seconds"] for end in ends) / seeds
+    return {"steps": max(end["steps"] for end in ends), "seconds": seconds, **figures}
+
+
+def shown(value: float, digits: int = 0) -> str:
+    """A return with `digits` decimals, two more where it is a game's result."""
+    return f"{value:.{digits if abs(value) > 1 else digits + 2}f}".replace("-", "−")
 
 
 def row(name: str, measured: dict[str, Any]) -> str:
     """A row of the table in docs/control.md."""
-    cells = [f"`{name}`", f"{GOALS[name]:g}", f"{measured['steps']:,}"]
+    cells = [f"`{name}`", f"{GOALS[name]:g}".replace("-", "−"), f"{measured['steps']:,}"]
     for kind in KINDS:
         values = measured[kind]
-        each = ", ".join(f"{value:.0f}" for value in values)
-        cells.append(f"{interquartile_mean(values):.1f} ({each})")
+        each = ", ".join(shown(value) for value in values)
+        cells.append(f"{shown(interquartile_mean(values), 1)} ({each})")
     return "| " + " | ".join([*cells, f"{measured['seconds']:.0f} s"]) + " |"
 
 

@@ -2,19 +2,25 @@
 
 Run `python tests/mutation.py [WORD ...]` (only mutants whose file or description contains one of the words).
 Works on a temporary copy of `src/`, on which the tests must be green first. Prints a table of mutants and the
-first tests that went red, and exits with 1 if a mutant survived, or is gone because its line has changed.
+first test that went red, and exits with 1 if a mutant survived, or is gone because its line has changed. Each
+mutant has a fork of this process, in which the libraries are imported already, and the package is not yet.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
+
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
@@ -28,6 +34,8 @@ TESTS = (
     "policy_gradients",
     "steps",
     "fused",
+    "rewards",
+    "statistics",
 )
 
 
@@ -423,39 +431,122 @@ MUTANTS = [
     Mutant("kernels", "compiled score: sign", "d_logp[i] = -a", "d_logp[i] = a"),
     Mutant("kernels", "compiled critic: half the slope", "d_value[i] = error + error", "d_value[i] = error"),
     Mutant("kernels", "clipped value always moves", "abs(moved) <= value_clip", "True"),
-    Mutant("fused", "compiled entropy: sign", "- entropy_weight * sums[7]", "+ entropy_weight * sums[7]"),
-    Mutant("fused", "compiled entropy: slope", "mul_(-entropy_weight)", "mul_(entropy_weight)"),
+    Mutant("fused", "compiled entropy: sign", "- self.entropy * sums[7]", "+ self.entropy * sums[7]"),
+    Mutant("fused", "compiled entropy: slope", "mul_(-settings.entropy", "mul_(settings.entropy"),
     Mutant("fused", "weight of the loss forgotten", "each * outputs[0] for each", "each for each"),
+    Mutant(
+        "rewards",
+        "weight dropped",
+        "parts = [(weights[name], terms[name][row])",
+        "parts = [(1.0, terms[name][row])",
+    ),
+    Mutant(
+        "rewards",
+        "terms of weight 0 decide",
+        "weighted = [name for name in terms if weights[name] != 0]",
+        "weighted = list(terms)",
+    ),
+    Mutant(
+        "rewards",
+        "a term applies to every group",
+        "for name in weighted if (name, group) in applies]",
+        "for name in weighted]",
+    ),
+    Mutant(
+        "rewards",
+        "a row that a term cannot score",
+        "if known and len(known) == len(parts) else None",
+        "if known else None",
+    ),
+    Mutant(
+        "rewards",
+        "a row without any term is worth 0",
+        "if known and len(known) == len(parts) else None",
+        "if len(known) == len(parts) else None",
+    ),
+    Mutant("rewards", "failed rows keep a total", "total[failure.row] = None", "pass"),
+    Mutant("rewards", "failures of weight 0 drop rows", "if weights[failure.term] != 0:", "if True:"),
+    Mutant(
+        "rewards",
+        "not finite passes",
+        "(float(item), None) if math.isfinite(item) else",
+        "(float(item), None) if True else",
+    ),
+    Mutant(
+        "rewards", "failures never stop", 'if problem is not None and term.on_error == "stop":', "if False:"
+    ),
+    Mutant("rewards", "length of the list unchecked", "if len(result) != count:", "if False:"),
+    Mutant(
+        "rewards",
+        "warned of no signal always",
+        "if len(total) > 1 and len(known) <= 1:",
+        "if len(total) > 1:",
+    ),
+    Mutant("statistics", "Wilson: centre not moved", "centre = rate + z * z / (2 * trials)", "centre = rate"),
+    Mutant("statistics", "Wilson: both ends above", "(centre - spread) / scale", "(centre + spread) / scale"),
+    Mutant("statistics", "pass@k: its complement", "return 1.0 - math.comb(", "return math.comb("),
+    Mutant(
+        "statistics",
+        "clusters: values count as independent",
+        "size = float(count) if variance == 0 else min(count, mean * (1 - mean) / variance)",
+        "size = float(count)",
+    ),
+    Mutant(
+        "statistics",
+        "clusters: M instead of M − 1",
+        "len(clusters) / (len(clusters) - 1) * squares",
+        "squares",
+    ),
+    Mutant(
+        "statistics",
+        "interquartile mean: border in whole",
+        "low, high = len(values) / 4, len(values) * 3 / 4",
+        "low, high = len(values) // 4, -(-len(values) * 3 // 4)",
+    ),
+    Mutant("statistics", "mean: divisor n", "for x in values) / nu)", "for x in values) / len(values))"),
+    Mutant("statistics", "bootstrap: one-sided tail", "tail = (1 - confidence) / 2", "tail = 1 - confidence"),
 ]
 
 
-def red_tests(folder: Path) -> list[str]:
-    """Names of the tests that are red on the copy of the sources, three at most."""
-    environment = os.environ | {
-        "PYTHONPATH": str(folder / "src"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    files = [str(ROOT / "tests" / "core" / f"test_{name}.py") for name in TESTS]
-    options = ["--maxfail=3", "--tb=no", "-q", "-rfE", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *options, *files]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if result.returncode not in (0, 1):
-        raise RuntimeError(f"pytest could not run: {result.stdout[-2000:]}{result.stderr[-2000:]}")
-    return re.findall(r"^(?:FAILED|ERROR) \S*?test_(\S+)", result.stdout, flags=re.MULTILINE)
+class FirstRed:
+    """A plugin of pytest that remembers the first test, or file of tests, that went red."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Note a failure of set-up, test or tear-down."""
+        if report.failed and not self.name:
+            self.name = report.nodeid.rpartition("/test_")[2]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file of tests that cannot be imported."""
+        self.pytest_runtest_logreport(report)
 
 
-def run(mutant: Mutant, folder: Path) -> list[str]:
-    """Tests that go red with the mutant in place; 'gone' where its line is not there exactly once."""
-    path = folder / "src" / "outdo" / "core" / f"{mutant.file}.py"
-    original = path.read_text()
+def first_red(mutated: str) -> str:
+    """The first test that goes red on the copy of the sources in `sys.path`, tests of `mutated` first; or ''."""
+    names = sorted(TESTS, key=lambda name: name != mutated)  # stable: the others keep their order
+    files = [str(ROOT / "tests" / "core" / f"test_{name}.py") for name in names]
+    first = FirstRed()
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        code = pytest.main(["-x", "--tb=no", "-p", "no:cacheprovider", *files], plugins=[first])
+    if not first.name and code != pytest.ExitCode.OK:
+        raise RuntimeError(f"pytest could not run: {code!r}")
+    return first.name
+
+
+def run(mutant: Mutant, core: Path, processes: Pool) -> str:
+    """The test that goes red with the mutant in place; 'gone' where its line is not there exactly once."""
+    path = core / f"{mutant.file}.py"
+    original, stamp = path.read_text(), path.stat()
     if original.count(mutant.old) != 1:
-        return ["gone"]
+        return "gone"
     path.write_text(original.replace(mutant.old, mutant.new))
     try:
-        return red_tests(folder)
+        return processes.apply(first_red, (mutant.file,))
     finally:
         path.write_text(original)
+        os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # so that compiled kernels stay valid
 
 
 def main() -> int:
@@ -463,17 +554,23 @@ def main() -> int:
     words = sys.argv[1:]
     chosen = [m for m in MUTANTS if not words or any(word in f"{m.file} {m.what}" for word in words)]
     survivors = 0
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    for library in ("numba", "polgrad"):
+        import_module(library)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        if red := red_tests(folder):
-            raise SystemExit(f"tests are red without a mutant: {', '.join(red)}")
-        for mutant in chosen:
-            red = run(mutant, folder)
-            survived = not red or red == ["gone"]
-            survivors += survived
-            verdict = ", ".join(red[:2]) if red else "SURVIVED"
-            print(f"{'!!' if survived else 'ok'}  {mutant.file:10}  {mutant.what:45}  {verdict}", flush=True)
+        source = Path(name) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        sys.path.insert(0, str(source))
+        with get_context("fork").Pool(1, maxtasksperchild=1) as processes:
+            if red := processes.apply(first_red, ("",)):
+                raise SystemExit(f"a test is red without a mutant: {red}")
+            for mutant in chosen:
+                red = run(mutant, source / "outdo" / "core", processes)
+                survived = red in ("", "gone")
+                survivors += survived
+                mark, verdict = "!!" if survived else "ok", red or "SURVIVED"
+                print(f"{mark}  {mutant.file:10}  {mutant.what:45}  {verdict}", flush=True)
     print(f"{len(chosen) - survivors} of {len(chosen)} mutants went red")
     return 1 if survivors else 0
 

@@ -192,6 +192,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(run):
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.whole
 def test_interrupted_and_resumed_on_the_command_line(tmp_path):
     many = [*QUICK, "sft.steps=40", "evaluation.every=0", "policy.precision=float32"]
     command = [sys.executable, "-m", "outdo", "train", "copy", *many, "--out"]

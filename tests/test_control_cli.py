@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import outdo
 from outdo.core.statistics import interquartile_mean
 from outdo.training.record import read_metrics
 from test_cli import call
@@ -139,12 +138,3 @@ def test_mistakes_end_with_one_message(arguments, message, tmp_path, monkeypatch
 
 def test_a_control_run_cannot_be_asked(run):
     assert "no language model" in call("sample", str(run), "hello", code=2)
-
-
-def test_cartpole_is_balanced_within_100_000_steps(tmp_path):
-    result = outdo.train(
-        "cartpole", {"evaluation.every": 0, "evaluation.sampled": False}, out=tmp_path / "run"
-    )
-    lines = read_metrics(result.folder)
-    assert max(line.get("environment_steps", 0) for line in lines) <= 100_000
-    assert lines[-1]["deterministic/return"] >= 475

@@ -57,6 +57,7 @@ def call(line: str, folder: Path) -> None:
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::outdo.core.rewards.NoSignalWarning")
 def test_the_readme_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -251,19 +251,19 @@ lab = typer.Typer(
     cls=_LabGroup,
     help=(
         "Rerun the published figures with the library's own functions. `outdo lab gae kl` is short for "
-        "`outdo lab run gae kl`, `outdo lab` runs all; options: `outdo lab run --help`."
+        "`outdo lab run gae kl`, `outdo lab` runs all that take seconds; options: `outdo lab run --help`."
     ),
     pretty_exceptions_enable=False,
 )
 app.add_typer(lab, name="lab")
 Seeds = Annotated[int | None, typer.Option(min=1, help="Seeds of each experiment; else its own number.")]
-Full = Annotated[bool, typer.Option("--full", help="More seeds; takes longer.")]
+Full = Annotated[bool, typer.Option("--full", help="More seeds, and live experiments too; takes minutes.")]
 
 
 @lab.command(name="run")
 def lab_run(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="Experiments; left out: all.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Experiments; left out: all but live ones.")
     ] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and run none.")] = False,
     seeds: Seeds = None,
@@ -285,7 +285,8 @@ def lab_run(
         if listed:
             chosen = select(names or [])
             if as_json:
-                print(json.dumps([{"name": e.name, "facts": e.facts, "title": e.title} for e in chosen]))
+                fields = ("name", "facts", "title", "live")
+                print(json.dumps([{key: getattr(each, key) for key in fields} for each in chosen]))
             else:
                 show.console().print(show.experiments_table(chosen))
             return

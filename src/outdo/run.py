@@ -22,7 +22,7 @@ from outdo.config import (
 from outdo.core.protocols import Environment, Evaluator
 from outdo.recipe import RecipeError, differences, read, stage_algorithm, to_toml
 from outdo.training import checkpoint, record
-from outdo.training.display import Display
+from outdo.training.display import Display, display
 from outdo.training.loop import Result, Settings, Stage, train
 from outdo.training.optim import OptimiserSettings
 from outdo.training.trackers import TRACKERS
@@ -117,7 +117,7 @@ def _driving(
 ) -> tuple[Any, Any, list[Environment], Evaluator | None]:
     """Task, policy, the environment of each stage (to `train`), and evaluator of a driving run."""
     policy = wing.policy(seed=recipe.seed, **recipe.policy.model_dump(exclude={"kind"}))
-    task = wing.task(**recipe.task.model_dump())
+    task = wing.task(**recipe.task.model_dump(), display=display)
     judge = None if recipe.judge is None else recipe.judge.model_dump()
     environments: list[Environment] = []
     for stage in recipe.stage if train else ():

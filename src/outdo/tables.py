@@ -87,15 +87,15 @@ def _returns(rows: Sequence[Row]) -> Table:
 
 
 DRIVING = {
-    "close enc. %": ("drive/close_encounter", 100, 1),
-    "at fault %": ("drive/at_fault", 100, 1),
-    "off road %": ("drive/off_road", 100, 1),
-    "progress": ("drive/ep", 1, 2),
-    "ADE m": ("plan/ade", 1, 2),
-    "reasoning 0-5": ("plan/quality", 1, 2),
-    "consistency": ("plan/consistency", 1, 2),
+    "close enc. %": ("drive/close_encounter", 100, (1, 0)),
+    "at fault %": ("drive/at_fault", 100, (1, 0)),
+    "off road %": ("drive/off_road", 100, (1, 0)),
+    "progress %": ("drive/ep", 100, (1, 0)),
+    "ADE m": ("plan/ade", 1, (2, 2)),
+    "reasoning 0-5": ("plan/quality", 1, (2, 2)),
+    "consistency": ("plan/consistency", 1, (2, 2)),
 }
-"""Columns of the driving tables: metric, factor, digits. The first four are of closed-loop drives."""
+"""Columns of the driving tables: metric, factor, digits of it and of its ends. The first four are of whole drives."""
 PUBLISHED = {
     "after sft": (2.12, 3.1, 0.62, 6.9),
     "after reasoning": (2.19, 4.5, 0.53, 5.8),
@@ -133,7 +133,7 @@ def driving_tables(rows: Sequence[Row], seeds: int = 1) -> list[Table]:
 def _driving(row: Row, column: str) -> str:
     metric, factor, digits = DRIVING[column]
     scaled = {name: factor * row[name] for name in (metric, f"{metric}/low", f"{metric}/high") if name in row}
-    return _interval(scaled, metric, f"{metric}/low", f"{metric}/high", (digits, digits))
+    return _interval(scaled, metric, f"{metric}/low", f"{metric}/high", digits)
 
 
 def _interval(row: Row, figure: str, low: str, high: str, digits: tuple[int, int]) -> str:
@@ -178,7 +178,7 @@ def _print_drive(console: Console, first: Row, last: Row) -> None:
     console.print(f"\n{first['scene']}  (expert: {first['expert']})", markup=False, highlight=False)
     for when, row in (("before", first), ("after", last)):
         happened = ", ".join(row["happened"]) or "nothing happened"
-        console.print(f"  {when}, {happened}: {row['text'][:200]!r}", markup=False, highlight=False)
+        console.print(f"  {when}, {happened}: {row['text'][:120]!r}", markup=False, highlight=False)
 
 
 def print_seeds(result: Result, summary: Row) -> None:

@@ -8,10 +8,11 @@ import torch
 from acting import rollout
 from gymnasium import spaces
 
-from outdo.control import kernels
+from outdo.control import perceptron
 from outdo.control.policy import ControlPolicy
 from outdo.core.algorithm import Algorithm
-from outdo.core.parts import Clipped, Gae, KlInLoss, NoKl, Update
+from outdo.core.batch import Batch
+from outdo.core.parts import Clipped, Gae, KlInLoss, NoKl, Return, Update
 from outdo.training.optim import OptimiserSettings, adamw
 from outdo.training.update import Updater
 
@@ -74,29 +75,65 @@ def test_gradients_are_those_of_autograd(name):
         assert relative(got, right) < 1e-6
 
 
+def learnt_from(policy: ControlPolicy, space: object, mask: object, rows: int, steps: int) -> Batch:
+    """Steps with advantages and targets at random, whose old log-probabilities are near the policy's."""
+    batch = rollout(policy, space, rows=rows, steps=steps, mask=mask)
+    advantage, target, near = torch.randn(3, rows, steps, generator=torch.Generator().manual_seed(4))
+    batch = batch.with_(old_logp=batch.logp + 0.2 * near, advantage=1 + advantage)
+    return (batch if batch.value is None else batch.with_(target=target)).steps()
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_pullback_is_the_gradient_of_autograd(name):
+@pytest.mark.parametrize("count", [1, 3, 150])
+def test_the_gradient_of_a_minibatch_is_that_of_autograd(name, count):
+    """Blocks of 64 rows and a rest, a few rows, and a single one, which has nothing to be standardised by."""
     fast, plain, space, mask = pair(name)
-    batch = rollout(plain, space, rows=5, steps=6, mask=mask)
-    found = fast.evaluate_with_pullback(batch)
-    assert found is not None
-    evaluation, pullback = found
-    expected = plain.evaluate(batch, entropy=True)
-    weights = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(3))
-    scores = [expected.logp, expected.entropy, expected.value]
-    torch.autograd.backward(
-        [score for score in scores if score is not None],
-        [weight for weight, score in zip(weights, scores, strict=True) if score is not None],
-    )
-    fast.vectors.grad = None  # one gradient is there already, one is not
-    fast.matrices.grad.fill_(1)
-    pullback((weights[0], weights[1], None if expected.value is None else weights[2]))
-    assert relative(fast.matrices.grad - 1, plain.matrices.grad) < 1e-5  # 1 costs digits
+    steps = learnt_from(plain, space, mask, 5, 40)
+    advantage = Return(scale="minibatch") if steps.value is None else Gae(scale="minibatch")
+    algorithm = Algorithm(advantage, Clipped(0.1, 0.3), value_clip=0.2, entropy_coefficient=0.02)
+    chosen = torch.randperm(200, generator=torch.Generator().manual_seed(5))[:count]
+    made = [Updater(policy, algorithm, None, 1 << 20, torch.Generator()) for policy in (fast, plain)]
+    direct = made[0]._direct(steps)
+    assert direct is not None
+    assert made[1]._direct(steps) is None
+    made[0]._zero()
+    sums = direct(chosen)
+    figures, loss, _ = made[1].gradient(steps.select(chosen))
+    assert relative(fast.matrices.grad, plain.matrices.grad) < 1e-6
     assert relative(fast.vectors.grad, plain.vectors.grad) < 1e-6
-    assert relative(evaluation.logp, expected.logp) < 1e-6
-    assert not evaluation.logp.requires_grad
-    with pytest.raises(RuntimeError, match="differentiated already"):
-        pullback((weights[0], None, None))
+    assert algorithm.compiled.total(sums, count) == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    means, maxima = algorithm.figures(sums, gap=True)
+    for key, (total, of) in figures.means.items():
+        assert float(means[key][0]) == pytest.approx(float(total), rel=1e-4, abs=1e-4), key
+        assert means[key][1] == of
+    assert maxima["ratio_max"] == pytest.approx(float(figures.maxima["ratio_max"]), rel=1e-5)
+
+
+def test_without_old_log_probabilities_the_ratio_is_one():
+    fast, plain, space, mask = pair("categorical")
+    steps = learnt_from(plain, space, mask, 4, 20).with_(old_logp=None)
+    algorithm = Algorithm(Gae(), Clipped(), update=Update(1, 1))
+    figures = Updater(fast, algorithm, adamw(fast, OptimiserSettings()), 1, torch.Generator())(steps)
+    assert figures["ratio"] == figures["ratio_max"] == 1
+    assert figures["kl_old_k3"] == 0
+    assert "sampler_gap" not in figures
+
+
+def test_other_losses_are_left_to_autograd():
+    fast, plain, space, mask = pair("categorical")
+    steps = learnt_from(plain, space, mask, 2, 3)
+    for algorithm in (Algorithm(Gae(), Clipped(dual=3.0)), Algorithm(Gae(), Clipped(), KlInLoss("k3", 0.5))):
+        assert Updater(fast, algorithm, None, 1, torch.Generator())._direct(steps) is None
+    assert Updater(fast, Algorithm(Gae(), Clipped()), None, 1, torch.Generator())._direct(steps) is not None
+
+
+def test_a_graph_whose_weights_have_changed_is_refused():
+    fast, _, space, _ = pair("categorical")
+    evaluation = fast.evaluate(rollout(fast, space))
+    with torch.no_grad():
+        fast.matrices.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        evaluation.logp.sum().backward()
 
 
 @pytest.mark.parametrize("name", ["categorical", "squashed"])
@@ -195,8 +232,8 @@ def test_tanh_to_a_few_units_in_the_last_place():
         np.float32
     )
     got = x.copy()
-    kernels._tanh(got)
+    perceptron._tanh(got)
     np.testing.assert_allclose(got, np.tanh(x.astype(np.float64)), rtol=6e-7, atol=0)
     spoiled = np.array([np.nan], np.float32)
-    kernels._tanh(spoiled)
+    perceptron._tanh(spoiled)
     assert np.isnan(spoiled[0])

@@ -19,7 +19,7 @@ from outdo.control import snapshot
 from outdo.control.environment import ControlEnvironment, WindowSettings
 from outdo.control.evaluation import Returns, play
 from outdo.control.games import SelfPlay, connect_four, tic_tac_toe
-from outdo.control.opponents import Minimax, Random, bitboard, won
+from outdo.control.opponents import Minimax, Random
 from outdo.control.policy import ControlPolicy
 from outdo.control.vector import VectorError, make_vector
 from outdo.training.checkpoint import pack, unpack
@@ -62,23 +62,6 @@ def test_minimax_takes_a_win_prevents_one_and_sees_a_double_threat():
     # the first player has 2 and 3 of the bottom row, both neighbours free: after 1 or 4 nothing helps
     assert choices(3, 3, 3, 2, 2) == {1, 4}
     assert choices(4, 3, 3, 2) <= {1, 4, 0, 5}  # so the second player stops it one move before
-
-
-def test_won_agrees_with_pettingzoo_on_random_games():
-    """Every position of 60 games: over by a win exactly where four lie in a row."""
-    rng = np.random.default_rng(1)
-    ends = 0
-    for _ in range(60):
-        game = raw_env()
-        game.reset()
-        while not all(game.terminations.values()):
-            agent = game.agent_selection
-            game.step(int(rng.choice(np.flatnonzero(game.observe(agent)["action_mask"]))))
-            stones = game.observe(agent)["observation"]  # of the player that has just moved
-            mine = int(bitboard(stones[None, ..., 0])[0])
-            assert won(mine) == (game.rewards[agent] == 1)
-        ends += won(mine)
-    assert ends > 30
 
 
 def test_minimax_equals_plain_search_on_full_windows():
@@ -146,7 +129,7 @@ def test_games_are_paid_as_they_end_and_both_seats_are_played():
     assert batch.cut[:, :-1].logical_xor(batch.discount[:, :-1] == 0).sum() == 0
     # stones on the board where a game begins: none if the learner moves first, one if second
     starts = torch.cat([batch.obs[:, :1], batch.obs[:, 1:][batch.cut[:, :-1]][None].transpose(0, 1)])
-    stones = starts.flatten(1).sum(dim=1)
+    stones = starts[..., :2].flatten(1).sum(dim=1)
     assert set(stones.tolist()) == {0, 1}
     assert 0.2 < stones.float().mean() < 0.8
 
@@ -164,11 +147,33 @@ def test_the_stronger_search_wins():
     assert np.mean([e.value for e in played]) > 0.5
 
 
+@pytest.mark.parametrize(("make", "longest"), [(connect_four, 5), (tic_tac_toe, 3)])
+def test_openings_are_random_moves_of_both_sides(make, longest):
+    """0 to `longest` stones, each number as often, in turns; then the learner moves first or answers."""
+    env = make(700, "random", opening=longest)
+    obs, info = env.reset(seed=0)
+    own, other = (obs[..., side].reshape(700, -1).sum(axis=1) for side in (0, 1))
+    # it is the learner's turn: the first player has as many stones as the second, the second one fewer than the first
+    assert (other - own == env.seats).all()
+    assert info["action_mask"].any(axis=1).all()
+    assert not env.boards.over.any()
+    # k moves and, if the turn was then not the learner's, one more of the opponent: s stones are k = s or k = s − 1,
+    # each of them with probability ½ · 1/(longest + 1)
+    counts = np.bincount(own + other, minlength=longest + 2)
+    expected = np.array([0.5, *[1.0] * longest, 0.5]) * 700 / (longest + 1)
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
+    assert len(np.unique(obs, axis=0)) > 100
+    without = make(8, "random").reset(seed=0)[0][..., :2]
+    assert (without.reshape(8, -1).sum(axis=1) <= 1).all()
+
+
 def test_a_forbidden_move_is_refused():
     env = connect_four(1, "random")
     env.reset(seed=0)
-    full = {**env.get_state(), "moves": [[3] * 6]}  # six stones by turns: column 3 is full
-    env.set_state(full)
+    env.boards.reset(np.array([0]))
+    for _ in range(6):  # six stones by turns: column 3 is full
+        env.boards.play(np.array([0]), np.array([3]))
+    env.set_state(env.get_state())
     with pytest.raises(ValueError, match="move 3 is not allowed on board 0: choose among"):
         env.step(np.array([3]))
 
@@ -213,16 +218,19 @@ def test_self_play_resumes_exactly():
             assert torch.equal(getattr(one, field), getattr(two, field)), field
 
 
-def test_a_game_goes_on_after_its_moves_are_played_again():
-    env, other = connect_four(2, "random"), connect_four(2, "random")
-    env.reset(seed=3)
-    for _ in range(4):
-        masks = env.step(np.array([np.flatnonzero(m)[0] for m in env._seen()[1]]))[-1]["action_mask"]
+@pytest.mark.parametrize("make", [connect_four, tic_tac_toe])
+def test_games_go_on_where_they_were(make):
+    env, other = make(2, "random"), make(2, "random")
+    masks = env.reset(seed=3)[1]["action_mask"]
+    for _ in range(2):
+        masks = env.step(masks.argmax(axis=1))[-1]["action_mask"]
     snapshot.restore(other, snapshot.take(env))
-    moves = np.array([np.flatnonzero(m)[-1] for m in masks])
-    one, two = env.step(moves), other.step(moves)
-    assert (one[0] == two[0]).all()
-    assert (one[1] == two[1]).all()
+    for _ in range(12):  # into the next games
+        moves = masks.argmax(axis=1)
+        one, two = env.step(moves), other.step(moves)
+        for mine, same in zip(one[:4], two[:4], strict=True):
+            np.testing.assert_array_equal(mine, same)
+        masks = one[-1]["action_mask"]
 
 
 def test_recipes_name_it_and_mistakes_are_explained():
@@ -233,6 +241,7 @@ def test_recipes_name_it_and_mistakes_are_explained():
         (lambda: connect_four(1, "me"), "opponent must be one of"),
         (lambda: SelfPlay("chess_v6", 1), "game must be one of"),
         (lambda: SelfPlay("tictactoe", 1, every=0), "every"),
+        (lambda: connect_four(1, opening=6), "an opening of connect_four has 0 to 5 moves, got 6"),
         (lambda: Minimax(0), "depth"),
     ):
         with pytest.raises(ValueError, match=says):

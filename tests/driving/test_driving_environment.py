@@ -104,6 +104,13 @@ def test_a_batch_by_hand():
     assert metrics["groups_without_signal"] == metrics["malformed"] == metrics["truncated"] == 0
 
 
+def test_every_occurrence_of_a_scene_has_its_own_group_and_stream():
+    policy, made = FakeDriver(by_copy), environment({"l2": 1.0})
+    batches = [made.collect(policy, step) for step in range(2)]  # 6 of 4 scenes
+    assert [[stream[1] for stream in call[3]] for call in policy.calls] == [[0, 1, 2], [3, 4, 5]]
+    assert [batch.group.tolist() for batch in batches] == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
+
+
 def test_rows_can_be_read():
     batch = environment({"l2": 1.0}).collect(FakeDriver(by_copy), 0)
     first, second = batch.info[0], batch.info[1]

@@ -261,10 +261,10 @@ def cells(table):
 def test_figures_are_shown_with_their_intervals():
     closed, plans = tables.driving_tables([{"policy": "after rl", "updates": 3, **ROW}])
     assert [column.header for column in closed.columns] == [
-        "policy", "close enc. %", "at fault %", "off road %", "progress",
+        "policy", "close enc. %", "at fault %", "off road %", "progress %",
     ]  # fmt: skip
     assert cells(closed) == [
-        ["after rl"], ["5.0 (4.5-5.5)"], ["2.0 (1.8-2.2)"], ["1.0 (0.9-1.1)"], ["0.90 (0.81-0.99)"],
+        ["after rl"], ["5.0 (5-6)"], ["2.0 (2-2)"], ["1.0 (1-1)"], ["90.0 (81-99)"],
     ]  # fmt: skip
     assert cells(plans)[1:] == [["2.00 (1.80-2.20)"], ["4.00 (3.60-4.40)"], ["0.50 (0.45-0.55)"]]
 
@@ -279,7 +279,7 @@ def test_an_ablation_stands_beside_the_papers():
     assert found[2][1::2] == ["3.1", "4.5", "4.5", "4.4"]
     assert found[3][1::2] == ["0.62", "0.53", "0.85", "0.83"]
     assert found[4][1::2] == ["6.9", "5.8", "6.2", "3.7"]
-    assert found[4][0] == "5.0 (4.5-5.5)"
+    assert found[4][0] == "5.0 (5-6)"
     assert "3 seeds" in str(beside.title)
 
 

@@ -79,6 +79,18 @@ def test_the_log_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("reactive", [False, True])
+def test_the_ego_drives_on_where_its_log_has_a_gap(reactive):
+    standing = moving(30, 0, 0)
+    valid = np.ones((2, 80), bool)
+    valid[0, NOW + 5 :] = False
+    scene = road(moving(0, 0, 10), standing, valid=valid)
+    truth = Reference(dynamics.rollout(scene.state[0, NOW], np.zeros((HORIZON, 2))), KEEP)
+    (outcome,) = outcomes_of(scene, [drives()], truth, reactive=reactive)
+    assert outcome.measures.contact.tolist() == [False, True]
+    assert np.isfinite(outcome.measures.gap).all()
+
+
+@pytest.mark.parametrize("reactive", [False, True])
 def test_actors_that_are_not_there_are_never_hit(reactive):
     valid = np.ones((2, 80), bool)
     valid[1, NOW - 3 :] = False

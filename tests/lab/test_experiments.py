@@ -22,6 +22,12 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch):
+    """What is said of learning with a running baseline holds after 300 steps, too."""
+    monkeypatch.setattr(running_baseline, "STEPS", 300)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_figure_is_within(name):
     assert outside(outcome(name).figures) == set()
@@ -102,7 +108,6 @@ MODULES = {"returns": returns, "objectives": objectives, "baselines": baselines,
 def test_a_broken_core_turns_rows_red(monkeypatch, name, target, broken, red):
     module, _, function = target.partition(".")
     monkeypatch.setattr(MODULES[module], function, broken(REAL[target]))
-    monkeypatch.setattr(running_baseline, "STEPS", 300)
     found = outside(run(name).figures)
     assert found
     assert red <= found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from handmade import plot
@@ -29,8 +30,13 @@ def many(kind: Kind, dashed: bool = False) -> Panel:
     return panel(*(Series(f"s{i}", places, [float(i + 1)] * 13, kind=kind, dashed=dashed) for i in range(6)))
 
 
-def test_draw_writes_a_png_and_an_svg_with_every_panel(tmp_path):
-    png, svg = draw(plot("three"), tmp_path / "new")
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> list[Path]:
+    return draw(plot("three"), tmp_path_factory.mktemp("drawn") / "new")
+
+
+def test_draw_writes_a_png_and_an_svg_with_every_panel(drawn):
+    png, svg = drawn
     assert [path.name for path in (png, svg)] == ["three.png", "three.svg"]
     with Image.open(png) as image:
         width, height = image.size
@@ -42,12 +48,11 @@ def test_draw_writes_a_png_and_an_svg_with_every_panel(tmp_path):
         assert word in text
 
 
-def test_the_same_plot_gives_the_same_bytes_without_a_date(tmp_path):
-    first, second = draw(plot("same"), tmp_path / "a"), draw(plot("same"), tmp_path / "b")
-    for one, two in zip(first, second, strict=True):
+def test_the_same_plot_gives_the_same_bytes_without_a_date(drawn, tmp_path):
+    for one, two in zip(drawn, draw(plot("three"), tmp_path), strict=True):
         assert one.read_bytes() == two.read_bytes()
-    assert "date" not in first[1].read_text()
-    with Image.open(first[0]) as image:
+    assert "date" not in drawn[1].read_text()
+    with Image.open(drawn[0]) as image:
         assert not image.info.keys() - {"dpi"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 from datetime import datetime
 
@@ -169,6 +170,19 @@ def test_plain_lines_and_the_bar_show_figures_and_time_left(tmp_path):
         assert "held-out after 2 updates: greedy" in text
         assert "3/3" in text
         assert "no signal" in text
+
+
+def test_time_left_is_in_minutes_and_seconds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("outdo.training.display.time.monotonic", lambda: now[0])
+    output = io.StringIO()
+    lines = Lines(Console(file=output, width=200), every=0.0)
+    lines.stage("rl", 120, 0)
+    now[0] = 58.0
+    lines.update(40, {})  # 58 s for 40 steps, so 116 s for the other 80
+    lines.update(60, {})
+    lines.update(119, {})
+    assert re.findall(r"left (\S+)", output.getvalue()) == ["1:56", "0:58", "0:00"]
 
 
 def test_an_evaluation_in_a_line_is_its_scores_with_their_intervals():

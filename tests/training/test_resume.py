@@ -90,11 +90,12 @@ def assert_same_run(one: Path, other: Path) -> None:
 SETTINGS = Settings(seed=7, evaluate_every=2, checkpoint_every=1, keep=100, best_by="greedy")
 
 
-@pytest.fixture
-def whole(tmp_path) -> Path:
-    """Ten updates without interruption."""
-    train(TablePolicy(), plan(), tmp_path / "whole", evaluator=accuracy, settings=SETTINGS)
-    return tmp_path / "whole"
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Ten updates without interruption; to be read only."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(TablePolicy(), plan(), folder, evaluator=accuracy, settings=SETTINGS)
+    return folder
 
 
 class Stopped(Exception):
@@ -317,10 +318,17 @@ def test_a_stage_begins_from_the_policy_that_an_earlier_one_left(whole, tmp_path
     assert policy.updates == (4 + 3) * epochs
 
 
+@pytest.fixture(scope="module")
+def branched(tmp_path_factory) -> Path:
+    """All three stages without interruption; to be read only."""
+    folder = tmp_path_factory.mktemp("branched") / "run"
+    train(TablePolicy(), branching(), folder, evaluator=accuracy, settings=SETTINGS)
+    return folder
+
+
 @pytest.mark.parametrize("at", [3, 4, 9, 10, 11])
 @pytest.mark.parametrize("how", [Crashing, Signalling])
-def test_resume_of_a_run_that_branches_is_bitwise(at, how, tmp_path):
-    train(TablePolicy(), branching(), tmp_path / "whole", evaluator=accuracy, settings=SETTINGS)
+def test_resume_of_a_run_that_branches_is_bitwise(at, how, branched, tmp_path):
     stages = branching()
     broken, step = (0, at) if at < 4 else (1, at - 4) if at < 10 else (2, at - 10)
     environment = how()
@@ -332,7 +340,7 @@ def test_resume_of_a_run_that_branches_is_bitwise(at, how, tmp_path):
     else:
         train(TablePolicy(), stages, tmp_path / "parts", evaluator=accuracy, settings=SETTINGS)
     train(TablePolicy(), branching(), tmp_path / "parts", evaluator=accuracy, settings=SETTINGS, resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert_same_run(branched, tmp_path / "parts")
 
 
 def test_a_stage_can_only_begin_from_an_earlier_one(tmp_path):

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outdo.control import seeding, snapshot, windows
 from outdo.control.normalise import RewardScale
 from outdo.control.protocol import Actor
 from outdo.control.stepping import Now, begin, take_step
-from outdo.control.storage import Columns, rows
+from outdo.control.storage import Columns
 from outdo.control.tally import Tally
 from outdo.control.vector import Vector, VectorError, meet, resets_on_next_step
 from outdo.core.batch import Batch
@@ -106,18 +107,16 @@ class ControlEnvironment:
             outcome = take_step(self.env, policy, now, stream, columns, next_step=self.next_step, real=real)
             seconds += outcome.seconds
         after = policy.value(now.obs, now.state, now.first)
-        window = windows.build(
-            columns["terminated"],
-            columns["truncated"],
-            before,
-            self.settings.gamma,
-            next_step=self.next_step,
-            value=columns.get("value"),
-            after=None if after is None else np.asarray(after),
-            final_value=columns.get("final_value"),
-        )
+        window = windows.of_columns(columns, before, after, self.settings.gamma, next_step=self.next_step)
         self._count(columns, window, seconds)
-        return self._batch(columns, window, stepwise=not policy.recurrent)
+        return windows.batch(
+            columns,
+            window,
+            reward=self._scaled(columns, window),
+            valid=window.valid,
+            group=torch.arange(self.env.num_envs),
+            stepwise=not policy.recurrent,
+        )
 
     def _count(self, columns: Columns, window: windows.Window, seconds: float) -> None:
         """Episodes that ended, figures for the log; refuses rewards on reset rows."""
@@ -139,26 +138,14 @@ class ControlEnvironment:
             "time/environment": seconds,
         }
 
-    def _batch(self, columns: Columns, window: windows.Window, *, stepwise: bool) -> Batch:
-        """The window as the core reads it."""
+    def _scaled(self, columns: Columns, window: windows.Window) -> NDArray[np.float64]:
+        """The rewards that are learnt from."""
         reward = columns["reward"]
-        if self.scale is not None:
-            reward = self.scale(reward, columns["terminated"] | columns["truncated"], window.valid)
-            self._metrics["reward_spread"] = float(np.sqrt(self.scale.statistics.variance))
-        critic = window.next_value is not None
-        return Batch(
-            obs=columns.tensors("features"),
-            action=columns.tensors("raw"),
-            logp=columns.tensors("logp"),
-            reward=rows(reward),
-            discount=rows(window.discount),
-            cut=rows(window.cut),
-            valid=rows(window.valid),
-            group=torch.arange(self.env.num_envs),
-            value=columns.tensors("value") if critic else None,
-            next_value=rows(window.next_value) if critic else None,
-            stepwise=stepwise,
-        )
+        if self.scale is None:
+            return reward
+        scaled = self.scale(reward, columns["terminated"] | columns["truncated"], window.valid)
+        self._metrics["reward_spread"] = float(np.sqrt(self.scale.statistics.variance))
+        return scaled
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last `collect`: steps so far, episodes finished, means over the last 100 of them."""

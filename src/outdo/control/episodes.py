@@ -14,7 +14,7 @@ import torch
 from outdo.control import seeding, windows
 from outdo.control.protocol import Actor
 from outdo.control.stepping import Now, begin, take_step
-from outdo.control.storage import Columns, rows
+from outdo.control.storage import Columns
 from outdo.control.vector import Vector, VectorError, meet, resets_on_next_step
 from outdo.core.batch import Batch
 
@@ -79,15 +79,8 @@ class EpisodeEnvironment:
             take_step(self.env, policy, now, stream, columns, next_step=self.next_step, real=running)
             running = running & ~now.ended
         after = policy.value(now.obs, now.state, now.first)
-        window = windows.build(
-            columns["terminated"],
-            columns["truncated"],
-            np.zeros_like(running),
-            self.settings.gamma,
-            next_step=self.next_step,
-            value=columns.get("value"),
-            after=None if after is None else np.asarray(after),
-            final_value=columns.get("final_value"),
+        window = windows.of_columns(
+            columns, np.zeros_like(running), after, self.settings.gamma, next_step=self.next_step
         )
         return self._batch(columns, window, stepwise=not policy.recurrent)
 
@@ -118,19 +111,13 @@ class EpisodeEnvironment:
             "episode/return": float(paid.mean()),
             "episode/length": float(lengths.mean()),
         }
-        critic = window.next_value is not None
         ends = _ends(columns, lengths)
-        return Batch(
-            obs=columns.tensors("features"),
-            action=columns.tensors("raw"),
-            logp=columns.tensors("logp"),
-            reward=rows(reward),
-            discount=rows(window.discount),
-            cut=rows(window.cut),
-            valid=rows(valid),
+        return windows.batch(
+            columns,
+            window,
+            reward=reward,
+            valid=valid,
             group=torch.arange(len(paid)) // self.settings.group,
-            value=columns.tensors("value") if critic else None,
-            next_value=rows(window.next_value) if critic else None,
             info=tuple(
                 {"return": float(value), "length": int(length), "end": end}
                 for value, length, end in zip(paid, lengths, ends, strict=True)

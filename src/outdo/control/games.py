@@ -1,11 +1,10 @@
-"""Two-player board games of PettingZoo as vector environments: won 1, lost −1, drawn 0, and nothing in between.
+"""Two-player board games as vector environments: won 1, lost −1, drawn 0, and nothing in between.
 
 Axes: N boards that are played side by side.
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,132 +15,118 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from outdo.control.boards import Boards, PettingZoo
+from outdo.control.connect_four import ConnectFour
 from outdo.control.opponents import Frozen, Minimax, Opponent, Random
-from outdo.control.vector import VectorError, library
+from outdo.control.vector import VectorError
 
-GAMES = ("connect_four", "tictactoe")
-"""Names of PettingZoo's modules."""
+GAMES = {"connect_four": 5, "tictactoe": 3}
+"""The games, and the longest opening after which an opponent's move cannot end one yet: the first player's fourth
+stone is move 7, the third one move 5.
+
+Connect Four is compiled (`outdo.control.connect_four`), others have the names of PettingZoo's modules."""
+
+
+def _boards(game: str, count: int) -> Boards:
+    """`count` boards of a game."""
+    if game not in GAMES:
+        raise VectorError(f"game must be one of {', '.join(GAMES)}, got {game!r}")
+    return ConnectFour(count) if game == "connect_four" else PettingZoo(game, count)
 
 
 class BoardGame(VectorEnv[Any, Any, Any]):
-    """N boards of a game of PettingZoo, each against one of `opponents`, drawn anew for every game.
+    """N boards of a game, each against one of `opponents`, drawn anew for every game.
 
-    The learner begins every game with probability ½. It observes the board from its own side and finds the
+    The learner has the first seat with probability ½. It observes the board from its own side and finds the
     allowed moves in `info["action_mask"]`; its move and the opponent's answer are one step. A game that ends
-    begins anew in the same step. All chance comes from the seed of `reset`.
+    begins anew in the same step. The first 0 to `opening` moves of a game, as many as each other, are random ones of
+    both sides, so that games differ. All chance comes from the seed of `reset`.
     """
 
-    def __init__(self, game: str, num_envs: int, opponents: Sequence[Opponent]) -> None:
-        if game not in GAMES:
-            raise VectorError(f"game must be one of {', '.join(GAMES)}, got {game!r}")
+    def __init__(self, game: str, num_envs: int, opponents: Sequence[Opponent], opening: int = 0) -> None:
         if not opponents:
             raise VectorError("a game needs at least one opponent")
-        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
-        made = library(f"pettingzoo.classic.{game}.{game}", "games")
-        self.boards: list[Any] = [made.raw_env() for _ in range(num_envs)]
-        self.num_envs, self.opponents = num_envs, list(opponents)
+        self.boards = _boards(game, num_envs)
+        if not 0 <= opening <= GAMES[game]:
+            raise VectorError(f"an opening of {game} has 0 to {GAMES[game]} moves, got {opening}")
+        self.num_envs, self.opponents, self.opening = num_envs, list(opponents), opening
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        player = self.boards[0].possible_agents[0]
-        self.single_observation_space = self.boards[0].observation_space(player)["observation"]
-        self.single_action_space = self.boards[0].action_space(player)
+        self.single_observation_space = self.boards.observation_space
+        self.single_action_space = self.boards.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._allowed: Any = None
-        self.moves: list[list[int]] = [[] for _ in range(num_envs)]
+        self.all = np.arange(num_envs)
         self.seats = np.zeros(num_envs, dtype=np.int64)
         """Whether the learner moves first (0) or second (1)."""
         self.against = np.zeros(num_envs, dtype=np.int64)
         """Index of the opponent."""
+        self._allowed: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin a new game on every board."""
         super().reset(seed=seed)
-        self._begin(np.arange(self.num_envs))
-        obs, self._allowed = self._seen()
+        self._begin(self.all)
+        obs, self._allowed = self.boards.look(self.all, self.seats)
         return obs, {"action_mask": self._allowed}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The learner's moves, then the opponents'. Raises ValueError for a move that is not allowed."""
-        for board, move in enumerate(np.asarray(actions).tolist()):
-            if not self._allowed[board][move]:
-                raise ValueError(
-                    f"move {move} is not allowed on board {board}: choose among info['action_mask']"
-                )
-            self._move(board, move)
-        running = np.array([not self._over(board) for board in range(self.num_envs)])
-        self._answer(np.flatnonzero(running))
-        over = np.array([self._over(board) for board in range(self.num_envs)])
-        reward = np.array([self._paid(board) if over[board] else 0.0 for board in range(self.num_envs)])
+        moves = np.asarray(actions, dtype=np.int64)
+        forbidden = np.flatnonzero(self._allowed[self.all, moves] == 0)
+        if len(forbidden):
+            board = forbidden[0]
+            raise ValueError(
+                f"move {moves[board]} is not allowed on board {board}: choose among info['action_mask']"
+            )
+        self.boards.play(self.all, moves)
+        self._answer(np.flatnonzero(~self.boards.over))
+        over = self.boards.over.copy()
+        reward = np.where(self.seats == 0, self.boards.result, -self.boards.result).astype(np.float64)
         infos: dict[str, Any] = {}
         if over.any():
-            infos["final_obs"] = self._seen()[0]
+            infos["final_obs"] = self.boards.look(self.all, self.seats)[0]
             self._begin(np.flatnonzero(over))
-        obs, self._allowed = self._seen()
+        obs, self._allowed = self.boards.look(self.all, self.seats)
         infos["action_mask"] = self._allowed
         return obs, reward, over, np.zeros_like(over), infos
 
-    def _begin(self, boards: NDArray[np.intp]) -> None:
-        """New games, with the opponents' first moves where they begin."""
+    def _begin(self, boards: NDArray[np.int64]) -> None:
+        """New games: their openings, then the opponents' moves where it is their turn."""
         self.seats[boards] = self.np_random.integers(2, size=len(boards))
         self.against[boards] = self.np_random.integers(len(self.opponents), size=len(boards))
-        for board in boards:
-            self.boards[board].reset()
-            self.moves[board] = []
-        self._answer(boards[self.seats[boards] == 1])
+        self.boards.reset(boards)
+        moves = self.np_random.integers(self.opening + 1, size=len(boards))
+        for move in range(self.opening):
+            opened = boards[moves > move]
+            if len(opened):
+                seen, masks = self.boards.look(opened, np.full(len(opened), move % 2))
+                self.boards.play(opened, Random().choose(seen, masks, self.np_random))
+        self._answer(boards[moves % 2 != self.seats[boards]])
 
-    def _answer(self, boards: NDArray[np.intp]) -> None:
+    def _answer(self, boards: NDArray[np.int64]) -> None:
         """The opponents' moves on boards where it is their turn."""
         for index, opponent in enumerate(self.opponents):
             theirs = boards[self.against[boards] == index]
             if len(theirs):
-                seen = [self._look(board, 1 - int(self.seats[board])) for board in theirs]
-                stones, masks = (
-                    np.stack([look[part] for look in seen]) for part in ("observation", "action_mask")
-                )
-                for board, move in zip(theirs, opponent.choose(stones, masks, self.np_random), strict=True):
-                    self._move(board, int(move))
-
-    def _move(self, board: int, move: int) -> None:
-        self.boards[board].step(move)
-        self.moves[board].append(move)
-
-    def _over(self, board: int) -> bool:
-        return all(self.boards[board].terminations.values())
-
-    def _paid(self, board: int) -> float:
-        """What the game paid the learner at its end."""
-        game = self.boards[board]
-        return float(game.rewards[game.possible_agents[self.seats[board]]])
-
-    def _look(self, board: int, seat: int) -> dict[str, Any]:
-        game = self.boards[board]
-        return game.observe(game.possible_agents[seat])
-
-    def _seen(self) -> tuple[Any, Any]:
-        """Boards and allowed moves as the learner sees them."""
-        looks = [self._look(board, int(self.seats[board])) for board in range(self.num_envs)]
-        return np.stack([x["observation"] for x in looks]), np.stack([x["action_mask"] for x in looks])
+                seen, masks = self.boards.look(theirs, 1 - self.seats[theirs])
+                self.boards.play(theirs, opponent.choose(seen, masks, self.np_random))
 
     def get_state(self) -> dict[str, Any]:
-        """The moves of the running games, who plays whom, and the generator."""
+        """The running games, who plays whom, and the generator."""
         return {
-            "moves": self.moves,
+            "boards": self.boards.get_state(),
             "seats": self.seats,
             "against": self.against,
             "generator": self.np_random,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Undo `get_state`: the moves are played again."""
+        """Undo `get_state`."""
         self.seats, self.against, self.np_random = state["seats"], state["against"], state["generator"]
-        for board, moves in enumerate(state["moves"]):
-            self.boards[board].reset()
-            self.moves[board] = []
-            for move in moves:
-                self._move(board, move)
-        self._allowed = self._seen()[1]
+        self.boards.set_state(state["boards"])
+        self._allowed = self.boards.look(self.all, self.seats)[1]
 
 
 class SelfPlay(BoardGame):
@@ -152,10 +137,10 @@ class SelfPlay(BoardGame):
     it moves at random.
     """
 
-    def __init__(self, game: str, num_envs: int, *, every: int = 10, size: int = 5) -> None:
+    def __init__(self, game: str, num_envs: int, *, every: int = 10, size: int = 5, opening: int = 0) -> None:
         if every < 1 or size < 1:
             raise VectorError(f"every and size must be at least 1, got {every} and {size}")
-        super().__init__(game, num_envs, [Random()])
+        super().__init__(game, num_envs, [Random()], opening)
         self.every, self.size, self.taken = every, size, 0
         self._files: list[dict[str, NDArray[np.uint8]]] = []
         self._snapshots: list[Frozen] = []
@@ -214,27 +199,41 @@ Kind = Literal["self", "random", "scripted", "minimax"]
 
 
 def connect_four(
-    num_envs: int, opponent: Kind = "self", *, depth: int = 4, every: int = 10, size: int = 5
+    num_envs: int,
+    opponent: Kind = "self",
+    *,
+    depth: int = 4,
+    every: int = 10,
+    size: int = 5,
+    opening: int = 0,
 ) -> BoardGame:
     """Connect Four against past snapshots (`self`) or a fixed opponent; for `env.id` of a recipe.
 
     `random` moves at random, `scripted` wins where it can and else prevents a loss where it can (search of 2
-    moves), `minimax` searches `depth` moves. `every` and `size` as in `SelfPlay`.
+    moves), `minimax` searches `depth` moves. `every` and `size` as in `SelfPlay`, `opening` as in `BoardGame`.
     """
-    return _game("connect_four", num_envs, opponent, depth, every, size)
+    if opponent == "self":
+        return SelfPlay("connect_four", num_envs, every=every, size=size, opening=opening)
+    fixed: dict[str, Opponent] = {"random": Random(), "scripted": Minimax(2), "minimax": Minimax(depth)}
+    return BoardGame("connect_four", num_envs, [_chosen(opponent, fixed)], opening)
 
 
 def tic_tac_toe(
-    num_envs: int, opponent: Literal["self", "random"] = "self", *, every: int = 10, size: int = 5
+    num_envs: int,
+    opponent: Literal["self", "random"] = "self",
+    *,
+    every: int = 10,
+    size: int = 5,
+    opening: int = 0,
 ) -> BoardGame:
     """Tic-tac-toe against past snapshots or random moves; arguments as `connect_four`."""
-    return _game("tictactoe", num_envs, opponent, 1, every, size)
-
-
-def _game(game: str, num_envs: int, opponent: str, depth: int, every: int, size: int) -> BoardGame:
     if opponent == "self":
-        return SelfPlay(game, num_envs, every=every, size=size)
-    fixed: dict[str, Opponent] = {"random": Random(), "scripted": Minimax(2), "minimax": Minimax(depth)}
+        return SelfPlay("tictactoe", num_envs, every=every, size=size, opening=opening)
+    return BoardGame("tictactoe", num_envs, [_chosen(opponent, {"random": Random()})], opening)
+
+
+def _chosen(opponent: str, fixed: dict[str, Opponent]) -> Opponent:
+    """The fixed opponent of a name."""
     if opponent not in fixed:
         raise VectorError(f"opponent must be one of self, {', '.join(fixed)}, got {opponent!r}")
-    return BoardGame(game, num_envs, [fixed[opponent]])
+    return fixed[opponent]

@@ -1,8 +1,8 @@
-"""Compiled parts of the fast path: perceptrons, sampling, scores and their gradients, row by row.
+"""Compiled distributions of the fast path: sampling, scores and their gradients, row by row.
 
 Parts of rows are passed as row, first column and size: slices would cost more than the arithmetic. Nothing is checked
-here; `outdo.control.fast` builds the arguments. Sums are taken in float64, results are float32. `distributions` has the
-formulas; tests hold the two equal.
+here; `outdo.control.fast` builds the arguments. Sums are taken in float64, results are float32. `distributions` has
+the formulas; tests hold the two equal.
 
 Axes: M rows, K network outputs (further columns are left alone), W columns of a raw action, S standard deviations,
 P parts.
@@ -92,80 +92,6 @@ def _draw(outputs: Any, allowed: Any, m: Any, k: Any, n: Any, uniform: Any) -> A
                 if left < 0:
                     break
     return last
-
-
-@numba.njit(**COMPILE, fastmath={"contract"})
-def _tanh(x: Any) -> None:
-    """Hyperbolic tangent in place, in float32 to some units in the last place, in operations that vectorise.
-
-    A ratio of polynomials in x², odd over even, on |x| ≤ 7.9, where float32 has reached 1 (Eigen's coefficients).
-    """
-    f = np.float32
-    for i in range(x.size):
-        a = min(max(x[i], f(-7.90531110763549805)), f(7.90531110763549805))
-        b = a * a
-        top = f(-2.76076847742355e-16)
-        top = top * b + f(2.00018790482477e-13)
-        top = top * b + f(-8.60467152213735e-11)
-        top = top * b + f(5.12229709037114e-08)
-        top = top * b + f(1.48572235717979e-05)
-        top = top * b + f(6.37261928875436e-04)
-        top = top * b + f(4.89352455891786e-03)
-        under = f(1.19825839466702e-06)
-        under = under * b + f(1.18534705686654e-04)
-        under = under * b + f(2.26843463243900e-03)
-        under = under * b + f(4.89352518554385e-03)
-        x[i] = a * top / under
-
-
-@numba.njit(**COMPILE, fastmath={"contract"})
-def _affine(x: Any, weight: Any, bias: Any, out: Any) -> None:
-    """Write out `[M, U]` = x `[M, I]` · weight `[I, U]` + bias `[U]`; four inputs at a time."""
-    inputs, units = weight.shape
-    whole = inputs - inputs % 4
-    for m in range(x.shape[0]):
-        o = out[m]
-        for j in range(units):
-            o[j] = bias[j]
-        for i in range(0, whole, 4):
-            a, b, c, d = x[m, i], x[m, i + 1], x[m, i + 2], x[m, i + 3]
-            w0, w1, w2, w3 = weight[i], weight[i + 1], weight[i + 2], weight[i + 3]
-            for j in range(units):
-                o[j] += (a * w0[j] + b * w1[j]) + (c * w2[j] + d * w3[j])
-        for i in range(whole, inputs):
-            a, w0 = x[m, i], weight[i]
-            for j in range(units):
-                o[j] += a * w0[j]
-
-
-@numba.njit(**COMPILE)
-def forward(flat: Any, matrices: Any, vectors: Any, sizes: Any, heads: Any, tanh: bool, outputs: Any) -> None:
-    """Write the outputs of all towers side by side into `outputs` `[M, ΣU]`, from features `[M, F]`.
-
-    `sizes` are the units of the hidden layers, `heads` those of each tower's last layer. The buffers hold one
-    layer after another, each for all towers (`Network.ordered`), matrices as `[inputs, units]`.
-    """
-    rows, towers, column = flat.shape[0], heads.size, 0
-    for g in range(towers):
-        x, m, v = flat, 0, 0
-        for units in sizes:
-            n, y = x.shape[1] * units, np.empty((rows, units), np.float32)
-            w = matrices[m + g * n : m + (g + 1) * n].reshape(x.shape[1], units)
-            _affine(x, w, vectors[v + g * units : v + (g + 1) * units], y)
-            if tanh:
-                _tanh(y.reshape(-1))
-            else:
-                for i in range(rows):
-                    for j in range(units):
-                        y[i, j] = max(y[i, j], np.float32(0))
-            x, m, v = y, m + towers * n, v + towers * units
-        inputs = x.shape[1]
-        m, v = m + inputs * column, v + column
-        w = matrices[m : m + inputs * heads[g]].reshape(inputs, heads[g])
-        y = np.empty((rows, heads[g]), np.float32)
-        _affine(x, w, vectors[v : v + heads[g]], y)
-        outputs[:, column : column + heads[g]] = y
-        column += heads[g]
 
 
 @numba.njit(**COMPILE)
@@ -309,28 +235,3 @@ def _categorical_backward(
             share = math.exp(outputs[m, j] - most) / total
             g_outputs[m, j] = -a * share - h * share * (outputs[m, j] - most - mean)
     g_outputs[m, taken] += a
-
-
-@numba.njit(**COMPILE)
-def act(
-    flat: Any,
-    matrices: Any,
-    vectors: Any,
-    sizes: Any,
-    heads: Any,
-    tanh: bool,
-    table: Any,
-    std: Any,
-    log_half: Any,
-    noise: Any,
-    mode: bool,
-    allowed: Any,
-    outputs: Any,
-    raw: Any,
-    logp: Any,
-) -> None:
-    """`forward`, `sample` and `score` in one call."""
-    forward(flat, matrices, vectors, sizes, heads, tanh, outputs)
-    sample(outputs, table, std, noise, mode, allowed, raw)
-    valid, entropy, value = np.ones(len(flat), np.bool_), np.empty_like(logp), np.empty(0, np.float32)
-    score(outputs, table, std, log_half, raw, allowed, valid, logp, entropy, value)

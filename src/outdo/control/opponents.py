@@ -1,6 +1,7 @@
 """Opponents of board games: they see the board from their own side and choose an allowed move.
 
-Axes: K boards, A moves. Boards are `[K, rows, columns, 2]`: own stones, then the other's, as PettingZoo shows them.
+Axes: K boards, A moves. Boards are `[K, rows, columns, …]`: own stones, then the other's, as PettingZoo shows them;
+Connect Four shows more after these.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from outdo.control.connect_four import bitboard, dropped, won
 from outdo.control.protocol import Actor
 
 Boards = NDArray[Any]
@@ -66,37 +68,12 @@ class Minimax:
 
     def choose(self, boards: Boards, masks: Masks, stream: np.random.Generator) -> Moves:
         """See `Opponent.choose`. Raises ValueError for boards that are not Connect Four's 6 × 7."""
-        if boards.shape[1:] != (6, 7, 2):
-            raise ValueError(f"minimax plays Connect Four on [K, 6, 7, 2], got {boards.shape}")
+        if boards.shape[1:3] != (6, 7):
+            raise ValueError(f"minimax plays Connect Four on [K, 6, 7, …], got {boards.shape}")
         own, other = (bitboard(boards[..., side]) for side in (0, 1))
-        scores = np.stack(
-            [_scores(mine, theirs, self.depth) for mine, theirs in zip(own, other, strict=True)]
-        )
+        scores = _scores(own, other, self.depth)
         best = scores == np.where(masks, scores, _LOST).max(axis=1, keepdims=True)
         return np.where(best & (masks != 0), stream.random(masks.shape), -1.0).argmax(axis=1)
-
-
-def bitboard(stones: Boards) -> NDArray[np.int64]:
-    """Stones `[K, 6, 7]`, top row first, as one number each: bit 7·column + height, from the bottom left."""
-    weights = np.int64(1) << (7 * np.arange(7)[None, :] + np.arange(6)[::-1, None]).astype(np.int64)
-    return (stones.astype(np.int64) * weights).sum(axis=(1, 2))
-
-
-@numba.njit(cache=True)
-def won(stones: int) -> bool:
-    """Whether four stones lie in a row: up (1), across (7), or along a diagonal (6, 8)."""
-    for step in (1, 7, 6, 8):
-        pairs = stones & (stones >> step)
-        if pairs & (pairs >> (2 * step)):
-            return True
-    return False
-
-
-@numba.njit(cache=True)
-def _dropped(taken: int, column: int) -> int:
-    """The bit where a stone falls in a column, 0 where it is full; `taken`: all stones."""
-    bit = (taken + (1 << (7 * column))) & (63 << (7 * column))
-    return bit & ~taken
 
 
 @numba.njit("int64(int64, int64, int64, int64, int64)", cache=True)
@@ -105,7 +82,7 @@ def _negamax(own: int, other: int, depth: int, low: int, high: int) -> int:
     taken = own | other
     full = True
     for column in range(7):
-        stone = _dropped(taken, column)
+        stone = dropped(taken, column)
         if stone:
             full = False
             if won(own | stone):
@@ -114,7 +91,7 @@ def _negamax(own: int, other: int, depth: int, low: int, high: int) -> int:
         return 0
     for turn in range(7):
         column = 3 + (turn + 1) // 2 * (1 if turn % 2 else -1)  # the middle first: it wins most
-        stone = _dropped(taken, column)
+        stone = dropped(taken, column)
         if stone:
             value = -_negamax(other, own | stone, depth - 1, -high, -low)
             if value >= high:
@@ -124,16 +101,18 @@ def _negamax(own: int, other: int, depth: int, low: int, high: int) -> int:
 
 
 @numba.njit(cache=True)
-def _scores(own: int, other: int, depth: int) -> Any:
-    """Value `[7]` of each move; a full column counts as lost."""
-    values = np.full(7, _LOST, dtype=np.int64)
-    for column in range(7):
-        stone = _dropped(own | other, column)
-        if stone:
-            if won(own | stone):
-                values[column] = depth
-            elif depth > 1:
-                values[column] = -_negamax(other, own | stone, depth - 1, _LOST, -_LOST)
-            else:
-                values[column] = 0
+def _scores(own: Any, other: Any, depth: int) -> Any:
+    """Value `[K, 7]` of each move on boards `[K]`; a full column counts as lost."""
+    values = np.full((len(own), 7), _LOST, dtype=np.int64)
+    for k in range(len(own)):
+        for column in range(7):
+            stone = dropped(own[k] | other[k], column)
+            if stone:
+                after = own[k] | stone
+                if won(after):
+                    values[k, column] = depth
+                elif depth > 1:
+                    values[k, column] = -_negamax(other[k], after, depth - 1, _LOST, -_LOST)
+                else:
+                    values[k, column] = 0
     return values

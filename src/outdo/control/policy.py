@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -24,7 +24,8 @@ from outdo.control.spaces import Actions, BoxPolicy, Observations
 from outdo.core.batch import Batch
 from outdo.core.calls import nearest
 from outdo.core.checks import only
-from outdo.core.protocols import Evaluation, Pullback
+from outdo.core.fused import Settings, Sums
+from outdo.core.protocols import Evaluation
 
 Kind = Literal["mlp", "cnn", "gru"]
 WEIGHTS, SETTINGS = "policy.safetensors", "policy.json"
@@ -249,14 +250,12 @@ class ControlPolicy:
             None if value is None else only(valid, value),
         )
 
-    def evaluate_with_pullback(self, batch: Batch) -> tuple[Evaluation, Pullback] | None:
-        """`evaluate` with its derivative, without autograd; None without the fast path."""
+    def gradient_of(self, steps: Batch, settings: Settings) -> Callable[[Tensor], Sums] | None:
+        """The gradient of a compiled loss, without autograd; None without the fast path. See `SelfDifferentiating`."""
         if self.fast is None:
             return None
-        parts, raw, valid = self._steps(batch)
-        rows = Rows.of(parts["flat"], raw, parts.get("mask"), valid)
-        (logp, entropy, value), pullback = self.fast.evaluate_with_pullback(rows, batch.logp.shape)
-        return Evaluation(logp, entropy, value if self.has_critic else None), pullback
+        parts, raw, valid = self._steps(steps)
+        return self.fast.gradient_of(Rows.of(parts["flat"], raw, parts.get("mask"), valid), steps, settings)
 
     def _steps(self, batch: Batch) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Features, raw actions and which are valid, on the policy's device; zeros where a step is not."""

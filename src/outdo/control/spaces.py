@@ -190,7 +190,10 @@ class Actions:
 
     def to_environment(self, raw: NDArray[np.float32]) -> Any:
         """The batch of actions as a vector environment takes it, from raw actions `[N, W]`."""
-        values = iter(self.distribution.actions(raw))
+        found = self.distribution.actions(raw)
+        if len(self.leaves) == 1 and not self.leaves[0].path:
+            return _decode(self.leaves[0], found)
+        values = iter(found)
         by_path = {
             leaf.path: _decode(leaf, [next(values) for _ in range(count)])
             for leaf, count in zip(self.leaves, self.counts, strict=True)

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ class Now:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What the environments answered, `[N]` each; `infos` as Gymnasium gives it; `seconds` they took."""
 
     reward: NDArray[np.float64]
@@ -102,13 +101,12 @@ def take_step(
     """
     policy.observe(now.obs, real)
     act = choose(policy, now, stream)
-    columns.put(features=act.features, raw=act.raw, logp=act.logp, real=real)
+    critic = {} if act.value is None else {"value": act.value}
+    columns.put(features=act.features, raw=act.raw, logp=act.logp, real=real, **critic)
     outcome = move(env, now, act, next_step=next_step)
+    if critic and not next_step:
+        columns.put(final_value=final_values(policy, now, outcome))
     columns.put(reward=outcome.reward, terminated=outcome.terminated, truncated=outcome.truncated)
-    if act.value is not None:
-        columns.put(value=act.value)
-        if not next_step:
-            columns.put(final_value=final_values(policy, now, outcome))
     columns.close()
     return outcome
 

@@ -13,9 +13,14 @@ Gymnasium's vector environments begin an ended episode anew in one of two ways, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from outdo.control.storage import Columns, rows
+from outdo.core.batch import Batch
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.floating]
@@ -98,3 +103,45 @@ def build(
         following = np.where(truncated, final_value, following)
     following[terminated] = 0.0
     return Window(discount, cut, valid, following)
+
+
+def of_columns(columns: Columns, before: Bools, after: Any, gamma: float, *, next_step: bool) -> Window:
+    """`build` of what `stepping.take_step` wrote; `after` None without a critic."""
+    return build(
+        columns["terminated"],
+        columns["truncated"],
+        before,
+        gamma,
+        next_step=next_step,
+        value=columns.get("value"),
+        after=None if after is None else np.asarray(after),
+        final_value=columns.get("final_value"),
+    )
+
+
+def batch(
+    columns: Columns,
+    window: Window,
+    *,
+    reward: Floats,
+    valid: Bools,
+    group: torch.Tensor,
+    stepwise: bool,
+    info: tuple[dict[str, Any], ...] = (),
+) -> Batch:
+    """What `stepping.take_step` wrote, as the core reads it: `[T, N]` becomes `[N, T]`."""
+    critic = window.next_value is not None
+    return Batch(
+        obs=columns.tensors("features"),
+        action=columns.tensors("raw"),
+        logp=columns.tensors("logp"),
+        reward=rows(reward),
+        discount=rows(window.discount),
+        cut=rows(window.cut),
+        valid=rows(valid),
+        group=group,
+        value=columns.tensors("value") if critic else None,
+        next_value=rows(window.next_value) if critic else None,
+        info=info,
+        stepwise=stepwise,
+    )

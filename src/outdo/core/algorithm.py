@@ -32,7 +32,7 @@ from outdo.core.parts import (
     Update,
     standardised,
 )
-from outdo.core.protocols import Derivatives, Evaluation
+from outdo.core.protocols import Evaluation
 from outdo.core.reduce import Counts, count, reduce
 
 Number = Tensor | float
@@ -45,13 +45,11 @@ class Loss:
     """The scalar to differentiate, and figures without gradient.
 
     `metrics`: (sum, count) by name, to be added over micro-batches and ranks; `maxima`: to be maximised.
-    `derivatives` of `total` by the scores of the policy, where they are known without autograd.
     """
 
     total: Tensor
     metrics: dict[str, Pair]
     maxima: dict[str, Number]
-    derivatives: Derivatives | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +202,31 @@ class Algorithm:
             total = total + self.value_coefficient * self._value_loss(batch, evaluation, counts, means)
         return _with_metrics(total, batch, evaluation, means)
 
-    def _fuses(self, batch: Batch, evaluation: Evaluation) -> bool:
-        """True where one compiled pass gives the same numbers: stepwise losses without reference, on the CPU."""
-        plain = isinstance(self.objective, Reinforce) or (
-            isinstance(self.objective, Clipped) and self.objective.dual is None
+    @property
+    def compiled(self) -> fused.Settings | None:
+        """The loss as the compiled pass takes it: stepwise losses without reference; None for others."""
+        clipped = self.objective if isinstance(self.objective, Clipped) else None
+        plain = isinstance(self.objective, Reinforce) or (clipped is not None and clipped.dual is None)
+        if not (plain and self.is_stepwise) or self.update.importance_cap is not None or self.needs_reference:
+            return None
+        part = self.advantage if isinstance(self.advantage, Gae | Return) else None
+        return fused.Settings(
+            clips=clipped is not None,
+            low=0.0 if clipped is None else clipped.low,
+            high=0.0 if clipped is None else clipped.high,
+            mean=self.objective.reduce == "token_mean",
+            entropy=self.entropy_coefficient,
+            critic=self.needs_critic,
+            value=self.value_coefficient if self.needs_critic else 0.0,
+            value_clip=self.value_clip or 0.0,
+            standardises=part is not None and part.scale == "minibatch",
+            ddof=0 if part is None else part.ddof,
+            eps=0.0 if part is None else part.eps,
         )
-        if not (plain and self.is_stepwise) or self.update.importance_cap is not None:
-            return False
-        if self.needs_reference or batch.ref_logp is not None:
+
+    def _fuses(self, batch: Batch, evaluation: Evaluation) -> bool:
+        """True where one compiled pass gives the same numbers: `compiled` losses on the CPU."""
+        if self.compiled is None or batch.ref_logp is not None:
             return False
         needed = [evaluation.logp, _old_logp(batch), batch.logp, batch.advantage]
         needed += [evaluation.value, batch.value, batch.target] if self.needs_critic else []
@@ -220,13 +235,10 @@ class Algorithm:
 
     def _fused_loss(self, batch: Batch, evaluation: Evaluation, counts: Counts) -> Loss:
         """`loss` by `fused.loss`."""
-        if batch.advantage is None:
+        settings, critic = self.compiled, self.needs_critic
+        if settings is None or batch.advantage is None:
             raise ValueError("Batch.advantage is empty: call Algorithm.prepare before Algorithm.loss")
-        by_step = 1 / max(counts.steps, 1)
-        weight = by_step if self.objective.reduce == "token_mean" else 1.0
-        clipped = self.objective if isinstance(self.objective, Clipped) else None
-        critic = self.needs_critic
-        total, derivatives, sums = fused.loss(
+        total, sums = fused.loss(
             evaluation.logp,
             _old_logp(batch),
             batch.logp,
@@ -236,24 +248,26 @@ class Algorithm:
             batch.value if critic else None,
             batch.target if critic else None,
             batch.loss_mask,
-            clip=None if clipped is None else (clipped.low, clipped.high),
-            value_clip=self.value_clip,
-            policy_weight=weight,
-            entropy_weight=weight * self.entropy_coefficient,
-            value_weight=by_step * self.value_coefficient,
+            settings,
+            counts.steps,
         )
-        steps, policy, flat, ratio, k1, k3, gap, entropy, value, largest = sums.tolist()
+        means, maxima = self.figures(sums, gap=batch.old_logp is not None)
+        if evaluation.entropy is None:
+            del means["entropy"]
+        return Loss(total, means, maxima)
+
+    def figures(self, sums: fused.Sums, *, gap: bool) -> tuple[dict[str, Pair], dict[str, Number]]:
+        """Metrics and maxima of a `Loss` from the sums of the compiled one; `gap`: `old_logp` was scored."""
+        steps, policy, flat, ratio, k1, k3, distance, entropy, value, largest = sums.tolist()
         means: dict[str, Pair] = {"policy_loss": (policy, steps)}
-        if clipped is not None:
+        if isinstance(self.objective, Clipped):
             means["clip_share"] = (flat, steps)
-        if critic:
+        if self.needs_critic:
             means["value_loss"] = (value, steps)
         means |= {"ratio": (ratio, steps), "kl_old_k1": (k1, steps), "kl_old_k3": (k3, steps)}
-        if batch.old_logp is not None:
-            means["sampler_gap"] = (gap, steps)
-        if evaluation.entropy is not None:
-            means["entropy"] = (entropy, steps)
-        return Loss(total, means, {"ratio_max": largest}, derivatives)
+        if gap:
+            means["sampler_gap"] = (distance, steps)
+        return {**means, "entropy": (entropy, steps)}, {"ratio_max": largest}
 
     def _value_loss(
         self, batch: Batch, evaluation: Evaluation, counts: Counts, means: dict[str, Pair]

@@ -7,15 +7,44 @@ hundred, most of them for figures. `Algorithm.loss` comes here for what `suits` 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outdo.core.protocols import Derivatives
-
 Sums = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Settings(NamedTuple):
+    """A loss as `kernels.surrogate` and the sums around it take it.
+
+    | field | meaning |
+    |---|---|
+    | `clips`, `low`, `high` | PPO's clipped surrogate, or −A·log π |
+    | `mean` | objective and entropy are means over the steps of the minibatch, else sums |
+    | `entropy` | weight of the entropy bonus |
+    | `critic`, `value`, `value_clip` | there is a critic's loss (a mean over steps), its weight, its clip (0: none) |
+    | `standardises`, `ddof`, `eps` | advantages are standardised over the minibatch (`parts.standardised`) |
+    """
+
+    clips: bool
+    low: float
+    high: float
+    mean: bool
+    entropy: float
+    critic: bool
+    value: float
+    value_clip: float
+    standardises: bool
+    ddof: int
+    eps: float
+
+    def total(self, sums: Sums, steps: int) -> float:
+        """The loss of a minibatch of `steps` steps from sums over all or some of them."""
+        mean = 1 / max(steps, 1)
+        objective = sums[1] - self.entropy * sums[7]
+        return float(objective * (mean if self.mean else 1.0) + self.value * mean * sums[8])
 
 
 def suits(*tensors: Tensor | None) -> bool:
@@ -37,26 +66,19 @@ def _kernel() -> Any:
     return kernels.surrogate
 
 
-def _flat(tensor: Tensor | None, like: Tensor) -> Any:
-    """The numbers of a tensor in one row; an empty row for None."""
-    return like.new_empty(0).numpy() if tensor is None else tensor.detach().reshape(-1).numpy()
+def _flat(tensor: Tensor | None, like: Sums) -> Any:
+    """The numbers of a tensor in one row; an empty row of the kind of `like` for None."""
+    return like.reshape(-1)[:0] if tensor is None else tensor.detach().numpy().reshape(-1)
 
 
 class _Total(torch.autograd.Function):
     """A scalar whose derivatives are known."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        total: float,
-        logp: Tensor,
-        entropy: Tensor | None,
-        value: Tensor | None,
-        derivatives: Derivatives,
-    ) -> Tensor:
-        """Remember the derivatives and give the number."""
-        ctx.derivatives = derivatives
-        return logp.new_tensor(total)
+    def forward(ctx: Any, total: float, *scores: Any) -> Tensor:
+        """Remember the derivatives and give the number; `scores`: log-probability, entropy, value, derivatives."""
+        ctx.derivatives = scores[3]
+        return scores[0].new_tensor(total)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -64,8 +86,6 @@ class _Total(torch.autograd.Function):
         ctx: Any, *outputs: Any
     ) -> tuple[Tensor | None, ...]:
         """Times the derivative of whatever was made of the scalar."""
-        if float(outputs[0]) == 1:
-            return None, *ctx.derivatives, None
         return None, *(None if each is None else each * outputs[0] for each in ctx.derivatives), None
 
 
@@ -79,43 +99,37 @@ def loss(
     old_value: Tensor | None,
     target: Tensor | None,
     mask: Tensor,
-    *,
-    clip: tuple[float, float] | None,
-    value_clip: float | None,
-    policy_weight: float,
-    entropy_weight: float,
-    value_weight: float,
-) -> tuple[Tensor, Derivatives, Sums]:
-    """policy_weight · Σ objective − entropy_weight · Σ H + value_weight · Σ critic's loss, derivatives, sums.
+    settings: Settings,
+    steps: int,
+) -> tuple[Tensor, Sums]:
+    """The loss of a minibatch of `steps` steps, or of a piece of it, `[B, T]`, for autograd; and its sums.
 
-    The objective is PPO's clipped surrogate with `clip` = (low, high), −A·log π without. All `[B, T]`;
-    the sums, in this order: steps, policy loss, clipped steps, ρ, k1, k3, sampler gap, entropy, value loss,
-    largest ρ. Equations: `objectives.clipped`, `objectives.reinforce`, `objectives.value_clipped`.
+    w · Σ objective − w · entropy · Σ H + value · Σ critic's loss / steps, w = 1/steps for a mean, else 1. The sums, in
+    this order: steps, policy loss, clipped steps, ρ, k1, k3, sampler gap, entropy, value loss, largest ρ. Equations:
+    `objectives.clipped`, `objectives.reinforce`, `objectives.value_clipped`. Advantages are taken as they come.
     """
-    kind = logp.detach().numpy().dtype.type
-    d_logp = torch.empty_like(logp, requires_grad=False, memory_format=torch.contiguous_format)
-    d_value = None if value is None else torch.empty_like(d_logp)
+    d_logp = np.empty(logp.shape, logp.detach().numpy().dtype)
+    d_value = np.empty_like(d_logp) if value is not None else d_logp[:0]
     sums: Sums = np.zeros(10)
-    low, high = clip or (0.0, 0.0)
+    kind, mean = d_logp.dtype.type, 1 / max(steps, 1)
     _kernel()(
         *(_flat(each, d_logp) for each in (logp, old_logp, sampled_logp, advantage, entropy)),
         *(_flat(each, d_logp) for each in (value, old_value, target)),
-        mask.reshape(-1).numpy(),
-        clip is not None,
-        kind(low),
-        kind(high),
-        kind(value_clip or 0.0),
-        _flat(d_logp, d_logp),
-        _flat(d_value, d_logp),
+        mask.numpy().reshape(-1),
+        settings.clips,
+        kind(settings.low),
+        kind(settings.high),
+        kind(settings.value_clip),
+        d_logp.reshape(-1),
+        d_value.reshape(-1),
         sums,
     )
-    total = policy_weight * sums[1] - entropy_weight * sums[7] + value_weight * sums[8]
+    weight = mean if settings.mean else 1.0
     d_entropy = None
-    if entropy is not None and entropy_weight:
-        d_entropy = mask.to(logp.dtype).mul_(-entropy_weight)
-    if d_value is not None:
-        d_value.mul_(value_weight)
-    derivatives = (d_logp.mul_(policy_weight), d_entropy, d_value)
-    if not torch.is_grad_enabled() or not logp.requires_grad:  # whoever scored goes on with the derivatives
-        return logp.new_tensor(total), derivatives, sums
-    return _Total.apply(float(total), logp, entropy, value, derivatives), derivatives, sums
+    if entropy is not None and settings.entropy:
+        d_entropy = mask.to(logp.dtype).mul_(-settings.entropy * weight)
+    d_logp *= weight
+    d_value *= settings.value * mean
+    derivatives = torch.from_numpy(d_logp), d_entropy, None if value is None else torch.from_numpy(d_value)
+    total = settings.total(sums, steps)
+    return _Total.apply(total, logp, entropy, value, derivatives), sums

@@ -120,11 +120,13 @@ class Gae:
 
 def standardised(advantage: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
     """(A − mean) / (σ + eps) over the mask, `[B, T]`, σ with divisor n − ddof; 0 elsewhere and for n < 2."""
-    chosen = advantage[mask]
+    whole = bool(mask.all())
+    chosen = advantage.flatten() if whole else advantage[mask]
     if len(chosen) < 2:
         return torch.zeros_like(advantage)
     spread, mean = torch.std_mean(chosen, correction=ddof)
-    return only(mask, (advantage - mean) / (spread + eps))
+    scaled = (advantage - mean) / (spread + eps)
+    return scaled if whole else only(mask, scaled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from outdo.core.batch import Batch
+from outdo.core.fused import Settings, Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +71,16 @@ class Policy(Protocol):
         ...
 
 
-Derivatives = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""∂loss/∂logp, ∂loss/∂entropy and ∂loss/∂value, `[B, T]` each; None stands for 0."""
-Pullback = Callable[[Derivatives], None]
-"""Adds to the parameters' gradients what derivatives of the loss by the scores mean for them; called once at most."""
-
-
 @runtime_checkable
 class SelfDifferentiating(Protocol):
     """A policy that can do without autograd, whose overhead is most of the time of a small network."""
 
-    def evaluate_with_pullback(self, batch: Batch) -> tuple[Evaluation, Pullback] | None:
-        """`evaluate` without a graph, and its derivative; None where the policy is left to autograd."""
+    def gradient_of(self, steps: Batch, settings: Settings) -> Callable[[Tensor], Sums] | None:
+        """The gradient of the loss over some of the `steps`, `[N, 1]`, which all carry loss; None: left to autograd.
+
+        The function takes the numbers of the steps of a minibatch, adds the gradient to that of the parameters and
+        returns the sums of `kernels.surrogate`. It reads the parameters as they are when it is called.
+        """
         ...
 
 
@@ -108,10 +107,14 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of one held-out evaluation: scalar `metrics` (names as logged) and readable `samples`."""
+    """Result of one held-out evaluation: scalar `metrics` (names as logged) and readable `samples`.
+
+    `headline` names the metrics that are said in the line of progress; empty: all that have an interval.
+    """
 
     metrics: dict[str, float]
     samples: list[dict[str, Any]] = field(default_factory=list)
+    headline: tuple[str, ...] = ()
 
 
 class Evaluator(Protocol):

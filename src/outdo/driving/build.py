@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 from transformers.utils.logging import disable_progress_bar
 
 from outdo.driving.critic import Endpoint
@@ -31,6 +29,22 @@ SCENES_AT_ONCE = 250
 """Scenes generated between two signs of progress."""
 
 
+class Shown(Protocol):
+    """Where a person sees how far something is; `outdo.training.display.Display` is one."""
+
+    def stage(self, name: str, steps: int, done: int) -> None:
+        """What is done now, in so many steps."""
+        ...
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """So many steps are done."""
+        ...
+
+    def close(self) -> None:
+        """All is done."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """Where scenes to learn from and held-out ones come from, and the flaws of the demonstrations."""
@@ -42,10 +56,11 @@ class Task:
     files: tuple[Path, ...]
     held_out_files: tuple[Path, ...]
     flaws: Flaws
+    display: Callable[[], Shown]
 
     @cached_property
     def examples(self) -> Examples:
-        """What to learn from: `states` moments of each training scene. It takes a while, so there is a progress bar.
+        """What to learn from: `states` moments of each training scene. It takes a while, so it shows how far it is.
 
         In turn they are moments of the scene's own log and of a drive by a flawed driver with unsteady hands
         (`outdo.driving.scenes.disturbed`).
@@ -53,23 +68,21 @@ class Task:
         Raises:
             SceneError: a file that cannot be read, or scenes that the expert cannot drive.
         """
-        rng = np.random.default_rng([self.seed, stream_key(self.seed, "states")])
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("training scenes", total=None if self.files else self.scenes)
-            made: list[Scene] = []
-            driven: list[Scene] = []
-            for part in self._training_scenes():
-                made += part
-                driven += disturbed(part, rng, self.flaws)
-                progress.update(bar, completed=len(made))
-            moments = [scene for k in range(self.states) for scene in later(driven if k % 2 else made, rng)]
-            bar = progress.add_task("demonstrations", total=len(moments))
-            return collect_examples(
-                moments,
-                seed=self.seed,
-                flaws=self.flaws,
-                said=lambda done: progress.update(bar, completed=done),
-            )
+        rng, shown = np.random.default_rng([self.seed, stream_key(self.seed, "states")]), self.display()
+        made: list[Scene] = []
+        driven: list[Scene] = []
+        shown.stage("training scenes", self.scenes, 0)
+        for part in self._training_scenes():
+            made += part
+            driven += disturbed(part, rng, self.flaws)
+            shown.update(len(made), {})
+        moments = [scene for k in range(self.states) for scene in later(driven if k % 2 else made, rng)]
+        shown.stage("demonstrations", len(moments), 0)
+        examples = collect_examples(
+            moments, seed=self.seed, flaws=self.flaws, said=lambda done: shown.update(done, {})
+        )
+        shown.close()
+        return examples
 
     def _training_scenes(self) -> Iterator[list[Scene]]:
         """The scenes in parts."""
@@ -115,6 +128,7 @@ def task(
     files: Sequence[str],
     held_out_files: Sequence[str],
     flaws: Mapping[str, float],
+    display: Callable[[], Shown],
 ) -> Task:
     """Where the scenes of a recipe's `[task]` come from; nothing is generated or read yet."""
     return Task(
@@ -125,6 +139,7 @@ def task(
         files=tuple(Path(each) for each in files),
         held_out_files=tuple(Path(each) for each in held_out_files),
         flaws=Flaws(**flaws),
+        display=display,
     )
 
 

@@ -114,6 +114,7 @@ class Experiment:
 
     `text` is paragraphs in plain words, separated by empty lines; `formula` is what is computed, in plain
     Unicode, one equation a line; `settings` says sample sizes, seeds and what had to be reconstructed.
+    `live`: it trains for minutes, so it is run only where it is named or the long version is asked for.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Experiment:
     text: str
     settings: str
     run: Callable[[Scale], Outcome]
+    live: bool = False
 
 
 def digits(text: str) -> tuple[float, float]:

@@ -41,13 +41,13 @@ class Result:
 def run(
     names: Sequence[str] = (), scale: Scale | None = None, display: Display | None = None
 ) -> list[Result]:
-    """Run the experiments of these names, all where none is given; `display` is told of each that has ended.
+    """Run the experiments of these names; `display` is told of each that has ended.
 
-    One z serves all figures of the call: `deviate` of the number of comparisons that chance takes part in.
-    Raises ValueError for an unknown name.
+    Where no name is given all are run, those that are `live` only with `scale.full`. One z serves all figures of the
+    call: `deviate` of the number of comparisons that chance takes part in. Raises ValueError for an unknown name.
     """
-    chosen = select(names)
-    display = display or Quiet()
+    scale, display = scale or Scale(), display or Quiet()
+    chosen = [each for each in select(names) if names or scale.full or not each.live]
     display.stage("lab", len(chosen), 0)
     outcomes: list[tuple[Outcome, float]] = []
     threads = torch.get_num_threads()
@@ -55,7 +55,7 @@ def run(
     try:
         for done, experiment in enumerate(chosen, start=1):
             begin = time.monotonic()
-            outcomes.append((experiment.run(scale or Scale()), time.monotonic() - begin))
+            outcomes.append((experiment.run(scale), time.monotonic() - begin))
             display.say(f"{experiment.name}: {len(outcomes[-1][0].figures)} figures, {outcomes[-1][1]:.1f} s")
             display.update(done, {})
     finally:

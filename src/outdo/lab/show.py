@@ -25,12 +25,13 @@ def console() -> Console:
 
 
 def experiments_table(experiments: Sequence[Experiment]) -> Table:
-    """Names, facts and titles."""
+    """Names, facts and titles; of those that are live also when they are run."""
     table = Table(box=box.SIMPLE)
     for column in ("experiment", "facts", "what it shows"):
         table.add_column(column, no_wrap=column != "what it shows")
     for each in experiments:
-        table.add_row(each.name, ", ".join(each.facts), each.title)
+        when = " (trains live: only by name, or with --full)" if each.live else ""
+        table.add_row(each.name, ", ".join(each.facts), each.title + when)
     return table
 
 

@@ -112,9 +112,8 @@ class Lines:
             return
         self._printed = now
         left = (now - self._started) / max(1, step - self._begin) * (self._steps - step)
-        self.say(
-            f"{self._name} {step}/{self._steps}  {figures(metrics)}  left {left / 60:.0f}:{left % 60:02.0f}"
-        )
+        minutes, seconds = divmod(round(left), 60)
+        self.say(f"{self._name} {step}/{self._steps}  {figures(metrics)}  left {minutes}:{seconds:02}")
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,13 +52,16 @@ def rollout_rows(batch: Batch, advantage: Tensor | None, stage: str, total: int)
     ]
 
 
-def interval_text(metrics: Mapping[str, float]) -> str:
+def interval_text(metrics: Mapping[str, float], headline: Sequence[str] = ()) -> str:
     """Scores of an evaluation in a line, `name value [low, high]`; all metrics where none has an interval.
+
+    `headline` names those that are given, in its order; empty: all with an interval.
 
     The ends of a figure are called as `greedy/low` of `greedy/accuracy`, or `deterministic/return/low`.
     """
     parts: list[str] = []
-    for name, value in metrics.items():
+    for name in headline or metrics:
+        value = metrics[name]
         for place in (name.removesuffix("/accuracy"), name):
             if f"{place}/low" in metrics:
                 low, high = metrics[f"{place}/low"], metrics[f"{place}/high"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -14,9 +14,11 @@ from torch.optim import AdamW
 
 from outdo.core.algorithm import Algorithm, Loss, Number, Pair, nonfinite_rows
 from outdo.core.batch import Batch
+from outdo.core.fused import Sums, suits
 from outdo.core.parts import Cispo, Clipped, KlInLoss, Reinforce
-from outdo.core.protocols import Derivatives, Evaluation, Policy, SelfDifferentiating
+from outdo.core.protocols import Evaluation, Policy, SelfDifferentiating
 from outdo.core.reduce import Counts
+from outdo.training import optim
 from outdo.training.optim import clip_gradient, gradient_norm
 
 SURROGATE = "surrogate_loss"
@@ -150,12 +152,12 @@ class Updater:
         """
         schedule = self.algorithm.update
         whole = batch.steps() if batch.stepwise and self.algorithm.is_stepwise else batch
+        direct = self._direct(whole)
         figures, norms, clipped = Figures(), list[float](), dict[str, float]()
         seconds = 0.0
         for epoch in range(schedule.epochs):
             of_epoch, stop = Figures(), False
-            for rows, minibatch in self._minibatches(whole):
-                of_minibatch, loss, norm = self.gradient(minibatch)
+            for rows, (of_minibatch, loss, norm) in self._gradients(whole, direct):
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     raise self._non_finite(batch, whole, rows, len(norms))
                 of_epoch.add(of_minibatch.means, of_minibatch.maxima)
@@ -176,6 +178,31 @@ class Updater:
             "optimiser_steps": len(norms),
             "time/optimiser": seconds,
         }
+
+    def _direct(self, whole: Batch) -> Callable[[Tensor], Sums] | None:
+        """The policy's own gradient where it has one of this loss on these steps, so that autograd is not needed."""
+        settings, policy = self.algorithm.compiled, self.policy
+        if not (whole.stepwise and settings is not None and isinstance(policy, SelfDifferentiating)):
+            return None
+        needed = (whole.logp, whole.advantage, *((whole.value, whole.target) if settings.critic else ()))
+        if whole.ref_logp is not None or any(each is None for each in needed):
+            return None
+        return policy.gradient_of(whole, settings) if suits(*needed, whole.old_logp) else None
+
+    def _gradients(
+        self, whole: Batch, direct: Callable[[Tensor], Sums] | None
+    ) -> Iterator[tuple[Tensor, tuple[Figures, float, float]]]:
+        """Each minibatch of an epoch: its rows, and what `gradient` gives, its gradient being in the parameters."""
+        if direct is None:
+            yield from ((rows, self.gradient(minibatch)) for rows, minibatch in self._minibatches(whole))
+            return
+        settings = self.algorithm.compiled
+        assert settings is not None
+        for rows in minibatches(len(whole), self.algorithm.update.minibatches, self.order):
+            self._zero()
+            sums, figures = direct(rows), Figures()
+            figures.add(*self.algorithm.figures(sums, gap=whole.old_logp is not None))
+            yield rows, (figures, settings.total(sums, len(rows)), float(gradient_norm(self._parameters())))
 
     def _minibatches(self, batch: Batch) -> Iterator[tuple[Tensor, Batch]]:
         """The minibatches of one epoch with the numbers of their rows."""
@@ -221,24 +248,9 @@ class Updater:
 
     def _differentiate(self, piece: Batch, counts: Counts) -> Loss:
         """The loss of a micro-batch; its gradient is added to the parameters'."""
-        policy = self.policy
-        own = policy.evaluate_with_pullback(piece) if isinstance(policy, SelfDifferentiating) else None
-        if own is None:
-            loss = self._loss_of(piece, policy.evaluate(piece, entropy=self.algorithm.needs_entropy), counts)
-            loss.total.backward()
-            return loss
-        evaluation, pullback = own
-        loss = self._loss_of(piece, evaluation, counts)
-        pullback(loss.derivatives or self._derivatives(piece, evaluation, counts))
+        loss = self._loss_of(piece, self.policy.evaluate(piece, entropy=self.algorithm.needs_entropy), counts)
+        loss.total.backward()
         return loss
-
-    def _derivatives(self, piece: Batch, evaluation: Evaluation, counts: Counts) -> Derivatives:
-        """Derivatives of the loss by the scores, by autograd."""
-        scores = evaluation.logp, evaluation.entropy, evaluation.value
-        logp, entropy, value = (None if each is None else each.detach().requires_grad_() for each in scores)
-        assert logp is not None
-        self._loss_of(piece, Evaluation(logp, entropy, value), counts).total.backward()
-        return logp.grad, None if entropy is None else entropy.grad, None if value is None else value.grad
 
     def _loss_of(self, piece: Batch, evaluation: Evaluation, counts: Counts) -> Loss:
         piece = on_device(piece, evaluation.logp.device)
@@ -250,7 +262,7 @@ class Updater:
         """One optimiser step; returns its seconds."""
         start = time.perf_counter()
         clip_gradient(self._parameters(), norm, self.algorithm.update.max_grad_norm)
-        self.optimiser.step()
+        optim.step(self.optimiser)
         self.policy.updated()
         return time.perf_counter() - start
 
