@@ -347,8 +347,8 @@ MUTANTS = [
     Mutant(
         "parts",
         "GAE: not centred",
-        "only(mask, (advantage - mean) / (spread + eps))",
-        "only(mask, advantage / (spread + eps))",
+        "scaled = (advantage - mean) / (spread + eps)",
+        "scaled = advantage / (spread + eps)",
     ),
     Mutant(
         "parts",
