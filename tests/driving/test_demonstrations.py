@@ -8,12 +8,13 @@ from roads import moving, road
 
 from outdo.driving import demonstrations
 from outdo.driving.demonstrations import collect_examples, select, stacked
-from outdo.driving.expert import NO_FLAWS, Flaws, run
+from outdo.driving.expert import NO_FLAWS, Driver, Flaws, run
 from outdo.driving.generator import generate
 from outdo.driving.observation import Observation
 from outdo.driving.scene import HORIZON, SceneError
 from outdo.driving.scenes import later
 from outdo.driving.simulator import Simulator
+from outdo.driving.way import ways
 
 FIELDS = tuple(Observation.__dataclass_fields__)
 
@@ -101,3 +102,13 @@ def test_observations_put_together_are_padded_with_nobody():
     assert np.array_equal(swapped.agents[0], both.agents[1])
     assert np.array_equal(swapped.agents[1], both.agents[0])
     assert all(len(getattr(swapped, name)) == 3 for name in FIELDS)
+
+
+def test_what_the_rules_read_of_scenes_can_be_shared():
+    scenes = generate("train", 10)
+    way = ways(scenes, HORIZON)
+    for drivers in (None, [Driver(notice=3.0, gap=1.0)] * 10, None):  # neither changes it
+        alone, traces = run(scenes, drivers)
+        shared, again = run(scenes, drivers, way=way)
+        np.testing.assert_array_equal(alone.state, shared.state)
+        assert traces == again

@@ -15,8 +15,9 @@ from outdo.driving.expert import Demonstration, Flaws, demonstrate, run
 from outdo.driving.measures import measure
 from outdo.driving.observation import Observation
 from outdo.driving.outcomes import Reference
-from outdo.driving.scene import Scene, SceneError
+from outdo.driving.scene import HORIZON, Scene, SceneError
 from outdo.driving.simulator import Drive, Simulator
+from outdo.driving.way import ways
 from outdo.language.environment import stream_key
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,14 @@ def collect_examples(
     references: list[Reference] = []
     for first in range(0, len(scenes), AT_ONCE):
         part = scenes[first : first + AT_ONCE]
-        record, traces = run(part)
+        way = ways(part, HORIZON)
+        record, traces = run(part, way=way)
         sound = [n for n in range(len(part)) if _sound(record, n)]
         if sound:
             references += [Reference(record.state[n, :, 0].copy(), traces[n]) for n in sound]
-            kept = [part[n] for n in sound]
-            shown += demonstrate(kept, stream_key(seed, f"demonstrations/{first}"), flaws=flaws)
-            seen.append(Simulator(kept).observe())
+            demos = demonstrate(part, stream_key(seed, f"demonstrations/{first}"), flaws=flaws, way=way)
+            shown += [demos[n] for n in sound]
+            seen.append(Simulator([part[n] for n in sound]).observe())
         if said is not None:
             said(first + len(part))
     if not seen:

@@ -102,13 +102,17 @@ class Demonstration:
 class Expert:
     """A planner for `outdo.driving.simulator.drive` with `every` = 1; keeps the rules that decided for the traces.
 
-    `drivers`, one a scene, default to `Driver()`.
+    `drivers`, one a scene, default to `Driver()`; `way` is `ways(scenes, steps)`, where that is known already.
     """
 
     def __init__(
-        self, scenes: Sequence[Scene], steps: int = HORIZON, drivers: Sequence[Driver] | None = None
+        self,
+        scenes: Sequence[Scene],
+        steps: int = HORIZON,
+        drivers: Sequence[Driver] | None = None,
+        way: Way | None = None,
     ) -> None:
-        self.way: Way = ways(scenes, steps)
+        self.way = ways(scenes, steps) if way is None else way
         size, lines = self.way.stop_s.shape
         self._drivers = _columns(drivers or [Driver()] * size)
         start = np.array([_offset(scene) for scene in scenes])
@@ -210,9 +214,10 @@ def run(
     *,
     steps: int = HORIZON,
     reactive: bool = True,
+    way: Way | None = None,
 ) -> tuple[Drive, list[Trace]]:
     """Let the expert drive the scenes among reactive (or replayed) traffic: the record and one trace a scene."""
-    expert = Expert(scenes, steps, drivers)
+    expert = Expert(scenes, steps, drivers, way)
     record = drive(scenes, expert, every=1, steps=steps, reactive=reactive)
     return record, expert.traces(record)
 
@@ -224,11 +229,12 @@ def demonstrate(
     flaws: Flaws | None = None,
     steps: int = HORIZON,
     reactive: bool = True,
+    way: Way | None = None,
 ) -> list[Demonstration]:
     """One demonstration a scene, with flaws at the rates of `flaws` (default `Flaws()`)."""
     flaws, rng = flaws or Flaws(), np.random.default_rng([seed, 0x0F1A])
     drawn = [draw_driver(rng, flaws) for _ in scenes]
-    record, truths = run(scenes, [driver for driver, _ in drawn], steps=steps, reactive=reactive)
+    record, truths = run(scenes, [driver for driver, _ in drawn], steps=steps, reactive=reactive, way=way)
     out: list[Demonstration] = []
     for n, (scene, (_, found), truth) in enumerate(zip(scenes, drawn, truths, strict=True)):
         trace, said = _say(rng, flaws, truth, truths)
