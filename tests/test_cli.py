@@ -247,3 +247,12 @@ def test_a_new_folder_is_chosen_where_none_is_given(tmp_path, monkeypatch):
     names = [path.name for path in (tmp_path / "runs").iterdir()]
     assert len(names) == 2
     assert all(name.startswith("copy-seed5-") for name in names)
+
+
+def test_a_file_of_the_current_folder_cannot_take_the_place_of_an_installed_module(tmp_path):
+    for name in ("dis", "random", "rich"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
+    command = Path(sys.executable).parent / "outdo"
+    done = subprocess.run([command, "recipes"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "arithmetic" in done.stdout

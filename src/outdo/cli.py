@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 if "" not in sys.path:
-    sys.path.insert(0, "")  # rewards and data of one's own are found in the current folder, as by `python -m`
+    sys.path.append("")  # rewards and data of one's own are found in the current folder, after all installed modules
 
 app = typer.Typer(
     help=(

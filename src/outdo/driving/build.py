@@ -71,8 +71,9 @@ class Task:
         rng, shown = np.random.default_rng([self.seed, stream_key(self.seed, "states")]), self.display()
         made: list[Scene] = []
         driven: list[Scene] = []
-        shown.stage("training scenes", self.scenes, 0)
-        for part in self._training_scenes():
+        real = of_files(self.files)[: self.scenes]
+        shown.stage("training scenes", len(real) or self.scenes, 0)
+        for part in [[scene] for scene in real] or self._generated():
             made += part
             driven += disturbed(part, rng, self.flaws)
             shown.update(len(made), {})
@@ -84,11 +85,8 @@ class Task:
         shown.close()
         return examples
 
-    def _training_scenes(self) -> Iterator[list[Scene]]:
-        """The scenes in parts."""
-        if self.files:
-            yield from ([scene] for scene in of_files(self.files)[: self.scenes])
-            return
+    def _generated(self) -> Iterator[list[Scene]]:
+        """Generated training scenes in parts."""
         for first in range(0, self.scenes, SCENES_AT_ONCE):
             part = min(SCENES_AT_ONCE, self.scenes - first)
             yield generate(
