@@ -15,7 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 if "" not in sys.path:
-    sys.path.append("")  # rewards and data of one's own are found in the current folder, after all installed modules
+    sys.path.append(
+        ""
+    )  # rewards and data of one's own are found in the current folder, after all installed modules
 
 app = typer.Typer(
     help=(
