@@ -208,114 +208,149 @@ def jax_worker(settings: Settings, turns: Turns) -> None:
         steps = settings.envs * settings.steps
 
 
-def jax_update(settings: Settings) -> tuple[Any, Any]:
-    """The jitted update, and the state that it begins with."""
-    import gymnax
-    import jax
-    import jax.numpy as jnp
-    import optax
+class JaxPolicy:
+    """Two towers of 64-64 tanh, and a distribution over the actions of gymnax's space `space`."""
 
-    env, parameters_of_env = gymnax.make(settings.env)
-    space = env.action_space(parameters_of_env)
-    discrete = hasattr(space, "n")
-    outputs = space.n if discrete else space.shape[0]
-    orthogonal = jax.nn.initializers.orthogonal
+    def __init__(self, space: Any) -> None:
+        self.space, self.discrete = space, hasattr(space, "n")
+        self.outputs = space.n if self.discrete else space.shape[0]
 
-    def init(key: Any, inputs: int) -> Any:
-        def tower(key: Any, last: int, gain: float) -> Any:
+    def init(self, key: Any, inputs: int) -> Any:
+        """Parameters with the initialisation of the others."""
+        import jax
+        import jax.numpy as jnp
+
+        def layers(key: Any, last: int, gain: float) -> Any:
             shapes = [(inputs, 64, 2**0.5), (64, 64, 2**0.5), (64, last, gain)]
             keys = jax.random.split(key, 3)
+            orthogonal = jax.nn.initializers.orthogonal
             return [
                 (orthogonal(g)(k, (i, o)), jnp.zeros(o)) for k, (i, o, g) in zip(keys, shapes, strict=True)
             ]
 
         one, two = jax.random.split(key)
-        return {"pi": tower(one, outputs, 0.01), "v": tower(two, 1, 1.0), "log_std": jnp.zeros(outputs)}
+        log_std = jnp.zeros(self.outputs)
+        return {"pi": layers(one, self.outputs, 0.01), "v": layers(two, 1, 1.0), "log_std": log_std}
 
-    def tower(layers: Any, x: Any) -> Any:
+    def tower(self, layers: Any, x: Any) -> Any:
+        """The outputs of one tower."""
+        import jax.numpy as jnp
+
         for weight, bias in layers[:-1]:
             x = jnp.tanh(x @ weight + bias)
         return x @ layers[-1][0] + layers[-1][1]
 
-    def sample(p: Any, obs: Any, key: Any) -> Any:
-        out = tower(p["pi"], obs)
-        if discrete:
-            return jax.random.categorical(key, out)
-        return out + jnp.exp(p["log_std"]) * jax.random.normal(key, out.shape)
+    def value(self, p: Any, obs: Any) -> Any:
+        """V of observations."""
+        return self.tower(p["v"], obs)[..., 0]
 
-    def score(p: Any, obs: Any, action: Any) -> Any:
-        out = tower(p["pi"], obs)
-        if discrete:
+    def sample(self, p: Any, obs: Any, key: Any) -> tuple[Any, Any]:
+        """Actions, and what the environment is given."""
+        import jax
+        import jax.numpy as jnp
+
+        out = self.tower(p["pi"], obs)
+        if self.discrete:
+            action = jax.random.categorical(key, out)
+            return action, action
+        action = out + jnp.exp(p["log_std"]) * jax.random.normal(key, out.shape)
+        return action, jnp.clip(action, self.space.low, self.space.high)
+
+    def score(self, p: Any, obs: Any, action: Any) -> Any:
+        """Log-probabilities of actions."""
+        import jax
+        import jax.numpy as jnp
+
+        out = self.tower(p["pi"], obs)
+        if self.discrete:
             return jnp.take_along_axis(jax.nn.log_softmax(out), action[..., None], -1)[..., 0]
         z = (action - out) * jnp.exp(-p["log_std"])
         return (-0.5 * z**2 - p["log_std"] - 0.9189385).sum(-1)
 
-    optimiser = optax.chain(
-        optax.clip_by_global_norm(settings.norm), optax.adam(settings.learning_rate, eps=settings.eps)
-    )
+
+def jax_update(settings: Settings) -> tuple[Any, Any]:
+    """The jitted update, and the state that it begins with."""
+    import gymnax
+    import jax
+    import jax.numpy as jnp
+
+    env, parameters_of_env = gymnax.make(settings.env)
+    policy = JaxPolicy(env.action_space(parameters_of_env))
+    learn, optimiser = jax_learning(policy, settings)
 
     def step(carry: Any, _: Any) -> Any:
         p, env_state, obs, total, key = carry
         key, one, two = jax.random.split(key, 3)
-        action = sample(p, obs, one)
+        action, given = policy.sample(p, obs, one)
         keys = jax.random.split(two, settings.envs)
-        given = action if discrete else jnp.clip(action, space.low, space.high)
         stepped = jax.vmap(env.step, (0, 0, 0, None))(keys, env_state, given, parameters_of_env)
         after, env_state, reward, done = stepped[0], stepped[1], stepped[2], stepped[3]
         if len(stepped) == 6:  # terminated and truncated apart
             done = stepped[3] | stepped[4]
         total = total + reward
-        row = (obs, action, score(p, obs, action), tower(p["v"], obs)[..., 0], reward, done, total)
+        row = (obs, action, policy.score(p, obs, action), policy.value(p, obs), reward, done, total)
         return (p, env_state, after, jnp.where(done, 0.0, total), key), row
-
-    def loss(p: Any, obs: Any, action: Any, old: Any, advantage: Any, target: Any) -> Any:
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        ratio = jnp.exp(score(p, obs, action) - old)
-        clipped = jnp.clip(ratio, 1 - settings.clip, 1 + settings.clip)
-        value = tower(p["v"], obs)[..., 0]
-        policy = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
-        return policy + settings.value * ((value - target) ** 2).mean()
 
     @jax.jit
     def update(state: Any) -> Any:
         p, moments, env_state, obs, total, key = state
         carry, rows = jax.lax.scan(step, (p, env_state, obs, total, key), None, settings.steps)
         _, env_state, obs, total, key = carry
-        seen, action, logp, value, reward, done, returns = rows
+        key, one = jax.random.split(key)
+        p, moments = learn(p, moments, rows[:6], policy.value(p, obs), one)
+        return (p, moments, env_state, obs, total, key), (rows[6], rows[5])
 
-        def backwards(carry: Any, row: Any) -> Any:
-            advantage, following = carry
-            value, reward, done = row
-            delta = reward + settings.gamma * following * (1 - done) - value
-            advantage = delta + settings.gamma * settings.lam * (1 - done) * advantage
-            return (advantage, value), advantage
+    key, one, two = jax.random.split(jax.random.PRNGKey(settings.seed), 3)
+    obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(one, settings.envs), parameters_of_env)
+    p = policy.init(two, obs.shape[-1])
+    return update, (p, optimiser.init(p), env_state, obs, jnp.zeros(settings.envs), key)
 
-        last = tower(p["v"], obs)[..., 0]
+
+def jax_learning(policy: JaxPolicy, settings: Settings) -> tuple[Any, Any]:
+    """What a rollout is learnt from with, and the optimiser."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    optimiser = optax.chain(
+        optax.clip_by_global_norm(settings.norm), optax.adam(settings.learning_rate, eps=settings.eps)
+    )
+
+    def loss(p: Any, obs: Any, action: Any, old: Any, advantage: Any, target: Any) -> Any:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        ratio = jnp.exp(policy.score(p, obs, action) - old)
+        clipped = jnp.clip(ratio, 1 - settings.clip, 1 + settings.clip)
+        surrogate = -jnp.minimum(ratio * advantage, clipped * advantage).mean()
+        return surrogate + settings.value * ((policy.value(p, obs) - target) ** 2).mean()
+
+    def backwards(carry: Any, row: Any) -> Any:
+        advantage, following = carry
+        value, reward, done = row
+        delta = reward + settings.gamma * following * (1 - done) - value
+        advantage = delta + settings.gamma * settings.lam * (1 - done) * advantage
+        return (advantage, value), advantage
+
+    def minibatch(carry: Any, piece: Any) -> Any:
+        p, moments = carry
+        change, moments = optimiser.update(jax.grad(loss)(p, *piece), moments, p)
+        return (optax.apply_updates(p, change), moments), None
+
+    def learn(p: Any, moments: Any, rows: Any, last: Any, key: Any) -> Any:
+        seen, action, logp, value, reward, done = rows
         start = (jnp.zeros_like(last), last)
         _, advantage = jax.lax.scan(backwards, start, (value, reward, done.astype(float)), reverse=True)
-        flat = jax.tree.map(
-            lambda x: x.reshape(-1, *x.shape[2:]), (seen, action, logp, advantage, advantage + value)
-        )
+        data = (seen, action, logp, advantage, advantage + value)
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data)
 
         def epoch(carry: Any, key: Any) -> Any:
             order = jax.random.permutation(key, settings.envs * settings.steps)
             pieces = jax.tree.map(lambda x: x[order].reshape(settings.minibatches, -1, *x.shape[1:]), flat)
-
-            def minibatch(carry: Any, piece: Any) -> Any:
-                p, moments = carry
-                change, moments = optimiser.update(jax.grad(loss)(p, *piece), moments, p)
-                return (optax.apply_updates(p, change), moments), None
-
             return jax.lax.scan(minibatch, carry, pieces)
 
-        key, one = jax.random.split(key)
-        (p, moments), _ = jax.lax.scan(epoch, (p, moments), jax.random.split(one, settings.epochs))
-        return (p, moments, env_state, obs, total, key), (returns, done)
+        (p, moments), _ = jax.lax.scan(epoch, (p, moments), jax.random.split(key, settings.epochs))
+        return p, moments
 
-    key, one, two = jax.random.split(jax.random.PRNGKey(settings.seed), 3)
-    obs, env_state = jax.vmap(env.reset, (0, None))(jax.random.split(one, settings.envs), parameters_of_env)
-    p = init(two, obs.shape[-1])
-    return update, (p, optimiser.init(p), env_state, obs, jnp.zeros(settings.envs), key)
+    return learn, optimiser
 
 
 # -- the run ---------------------------------------------------------------------------------------------------------
@@ -406,9 +441,7 @@ def learn(names: list[str], peers: str, seeds: int) -> None:
     print(f"{LEARN.env}: from a cold start to a mean of {GOAL:g} over {EPISODES} episodes")
     for seed in range(seeds):
         settings = Settings(**{**asdict(LEARN), "seed": seed})
-        for peer in [*names, *(["outdo"] if "outdo" in names else [])]:
-            fresh = peer == "outdo" and (seed, peer) in done_once
-            done_once.add((seed, peer))
+        for peer, fresh in [*((name, False) for name in names), *[("outdo", True)] * ("outdo" in names)]:
             with tempfile.TemporaryDirectory() as folder:
                 start = time.perf_counter()
                 worker = Worker(peer, interpreter(peer, peers), settings, True, folder if fresh else "")
@@ -419,9 +452,6 @@ def learn(names: list[str], peers: str, seeds: int) -> None:
             print(
                 f"seed {seed} {label:24} wall {wall:7.1f} s  cpu {found['cpu']:7.1f} s  {found['steps']:,} steps{state}"
             )
-
-
-done_once: set[tuple[int, str]] = set()
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from outdo.training.optim import (
     load_moments,
     moments,
     set_learning_rate,
+    step,
 )
 
 
@@ -129,3 +130,27 @@ def test_moments_survive_the_trip_and_strangers_are_refused():
 def test_nothing_to_train_is_an_error():
     with pytest.raises(ValueError, match="no trainable parameters"):
         adamw(Two(), OptimiserSettings())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_step_is_bitwise_that_of_torch(decay):
+    """The first, which makes the moments, and those that follow; with another rate, and with a gradient missing."""
+    generator = torch.Generator().manual_seed(0)
+    values = {"matrix": torch.randn(7, 5, generator=generator), "vector": torch.randn(9, generator=generator)}
+    made = [Two(**values), Two(**values)]
+    optimisers = [adamw(policy, OptimiserSettings(0.01, weight_decay=decay)) for policy in made]
+    for number in range(5):
+        gradients = {name: torch.randn(value.shape, generator=generator) for name, value in values.items()}
+        for policy, optimiser in zip(made, optimisers, strict=True):
+            set_learning_rate(optimiser, 0.01 / (1 + number))
+            for name, parameter in policy.named.items():
+                parameter.grad = None if number == 3 and name == "vector" else gradients[name].clone()
+        step(optimisers[0])
+        optimisers[1].step()
+        for name, parameter in made[0].named.items():
+            assert torch.equal(parameter, made[1].named[name])
+    mine, other = (moments(policy, optimiser) for policy, optimiser in zip(made, optimisers, strict=True))
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    assert float(mine["matrix/step"]) == 5
+    assert float(mine["vector/step"]) == 4

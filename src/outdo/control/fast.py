@@ -76,8 +76,8 @@ class FastNetwork:
         self, flat: Array, noise: Array | None, allowed: Array | None
     ) -> tuple[Array, Array, Array | None]:
         """Raw actions `[M, W]`, their log-probability `[M]` and the value `[M]`; the mode without `noise`."""
-        outputs, logp = self._outputs(flat), np.empty(len(flat), np.float32)
-        raw = np.empty((len(flat), self.width), np.float32)
+        outputs = np.empty((len(flat), self.outputs + self.has_critic), np.float32)
+        logp, raw = np.empty(len(flat), np.float32), np.empty((len(flat), self.width), np.float32)
         perceptron.act(
             flat,
             *self.perceptron,
@@ -92,15 +92,6 @@ class FastNetwork:
             logp,
         )
         return raw, logp, outputs[:, self.outputs] if self.has_critic else None
-
-    def value(self, flat: Array) -> Array:
-        """The value `[M]` of features `[M, F]`."""
-        outputs = self._outputs(flat)
-        perceptron.outputs_of(flat, *self.perceptron, outputs)
-        return outputs[:, self.outputs]
-
-    def _outputs(self, flat: Array) -> Array:
-        return np.empty((len(flat), self.outputs + self.has_critic), np.float32)
 
     def std(self) -> Array:
         """Standard deviations `[S]` as they are now, in float64."""

@@ -171,7 +171,7 @@ class ControlPolicy:
             return None
         features = self._features(obs, state, first, None)
         if self.fast is not None:
-            return self.fast.value(features)
+            return self.fast.act(features, None, None)[2]
         with torch.no_grad():
             _, value, _ = self._forward({k: x[:, None] for k, x in self._on_device(features).items()})
         assert value is not None
