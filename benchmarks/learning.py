@@ -31,7 +31,7 @@ GOALS = {
     "pendulum": -250.0,
     "inverted_pendulum": 900.0,
     "hopper": 2000.0,
-    "connect_four": 0.5,
+    "connect_four": 0.0,
 }
 KINDS = ("deterministic/return", "sampled/return")
 TIMES = ("time/collect", "time/update", "time/evaluation")

@@ -129,7 +129,7 @@ def test_games_are_paid_as_they_end_and_both_seats_are_played():
     assert batch.cut[:, :-1].logical_xor(batch.discount[:, :-1] == 0).sum() == 0
     # stones on the board where a game begins: none if the learner moves first, one if second
     starts = torch.cat([batch.obs[:, :1], batch.obs[:, 1:][batch.cut[:, :-1]][None].transpose(0, 1)])
-    stones = starts[..., :2].flatten(1).sum(dim=1)
+    stones = starts.flatten(1).sum(dim=1)
     assert set(stones.tolist()) == {0, 1}
     assert 0.2 < stones.float().mean() < 0.8
 
@@ -163,7 +163,7 @@ def test_openings_are_random_moves_of_both_sides(make, longest):
     expected = np.array([0.5, *[1.0] * longest, 0.5]) * 700 / (longest + 1)
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
     assert len(np.unique(obs, axis=0)) > 100
-    without = make(8, "random").reset(seed=0)[0][..., :2]
+    without = make(8, "random").reset(seed=0)[0]
     assert (without.reshape(8, -1).sum(axis=1) <= 1).all()
 
 
@@ -197,6 +197,23 @@ def test_self_play_meets_snapshots_of_the_past():
     held = [opponent.policy.matrices for opponent in env.opponents]
     assert torch.equal(held[0], weights[4])
     assert torch.equal(held[1], weights[2])
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_greedy_snapshots_play_their_likeliest_moves(greedy):
+    """A policy that has learnt nothing is nearly even: drawn moves are all of them, the likeliest is one."""
+    env = tic_tac_toe(1, every=1, size=1, greedy=greedy)
+    env.reset(seed=0)
+    policy = small_policy(env)
+    env.meet(policy, 0)
+    obs = np.zeros((300, 3, 3, 2), np.int8)
+    masks = np.ones((300, 9), np.int8)
+    likeliest = policy.act(
+        obs, None, np.ones(300, bool), np.random.default_rng(0), deterministic=True, mask=masks
+    )
+    moves = env.opponents[0].choose(obs, masks, np.random.default_rng(0))
+    assert (moves == likeliest.action).all() == greedy
+    assert len(set(moves.tolist())) == (1 if greedy else 9)
 
 
 def test_self_play_resumes_exactly():

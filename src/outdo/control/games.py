@@ -39,8 +39,8 @@ class BoardGame(VectorEnv[Any, Any, Any]):
 
     The learner has the first seat with probability ½. It observes the board from its own side and finds the
     allowed moves in `info["action_mask"]`; its move and the opponent's answer are one step. A game that ends
-    begins anew in the same step. The first 0 to `opening` moves of a game, as many as each other, are random ones of
-    both sides, so that games differ. All chance comes from the seed of `reset`.
+    begins anew in the same step. A game opens with 0 to `opening` random moves of both sides, each number as likely,
+    so that games differ. All chance comes from the seed of `reset`.
     """
 
     def __init__(self, game: str, num_envs: int, opponents: Sequence[Opponent], opening: int = 0) -> None:
@@ -134,14 +134,24 @@ class SelfPlay(BoardGame):
 
     Every `every` windows the policy as it is then takes the place of the oldest of `size` snapshots, also in
     games that are running against that one. Each game's opponent is drawn from all of them; until the first `meet`
-    it moves at random.
+    it moves at random. Snapshots draw their moves, or play the likeliest ones if they are `greedy`: these punish what
+    the policy knows how to punish, however much it still explores.
     """
 
-    def __init__(self, game: str, num_envs: int, *, every: int = 10, size: int = 5, opening: int = 0) -> None:
+    def __init__(
+        self,
+        game: str,
+        num_envs: int,
+        *,
+        every: int = 10,
+        size: int = 5,
+        opening: int = 0,
+        greedy: bool = False,
+    ) -> None:
         if every < 1 or size < 1:
             raise VectorError(f"every and size must be at least 1, got {every} and {size}")
         super().__init__(game, num_envs, [Random()], opening)
-        self.every, self.size, self.taken = every, size, 0
+        self.every, self.size, self.greedy, self.taken = every, size, greedy, 0
         self._files: list[dict[str, NDArray[np.uint8]]] = []
         self._snapshots: list[Frozen] = []
 
@@ -153,11 +163,11 @@ class SelfPlay(BoardGame):
         if policy.recurrent:
             raise VectorError("snapshots play without memory: self-play needs a feed-forward policy")
         if len(self._snapshots) != len(self._files):
-            self._snapshots = [_thawed(policy, files) for files in self._files]
+            self._snapshots = [Frozen(_thawed(policy, files), self.greedy) for files in self._files]
         if step % self.every == 0:
             slot = self.taken % self.size
             self._files[slot : slot + 1] = [_files(policy)]
-            self._snapshots[slot : slot + 1] = [Frozen(policy.reference())]
+            self._snapshots[slot : slot + 1] = [Frozen(policy.reference(), self.greedy)]
             self.taken += 1
         if self._snapshots:
             self.opponents = list[Opponent](self._snapshots)
@@ -183,8 +193,8 @@ def _files(policy: Any) -> dict[str, NDArray[np.uint8]]:
         }
 
 
-def _thawed(policy: Any, files: dict[str, NDArray[np.uint8]]) -> Frozen:
-    """An opponent from saved files; `policy` gives the make."""
+def _thawed(policy: Any, files: dict[str, NDArray[np.uint8]]) -> Any:
+    """A frozen policy from saved files; `policy` gives the make."""
     frozen = policy.reference()
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
@@ -192,7 +202,7 @@ def _thawed(policy: Any, files: dict[str, NDArray[np.uint8]]) -> Frozen:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.tobytes())
         frozen.load(Path(folder))
-    return Frozen(frozen)
+    return frozen
 
 
 Kind = Literal["self", "random", "scripted", "minimax"]
@@ -206,14 +216,15 @@ def connect_four(
     every: int = 10,
     size: int = 5,
     opening: int = 0,
+    greedy: bool = False,
 ) -> BoardGame:
     """Connect Four against past snapshots (`self`) or a fixed opponent; for `env.id` of a recipe.
 
     `random` moves at random, `scripted` wins where it can and else prevents a loss where it can (search of 2
-    moves), `minimax` searches `depth` moves. `every` and `size` as in `SelfPlay`, `opening` as in `BoardGame`.
+    moves), `minimax` searches `depth` moves. `every`, `size`, `greedy` as in `SelfPlay`, `opening` as in `BoardGame`.
     """
     if opponent == "self":
-        return SelfPlay("connect_four", num_envs, every=every, size=size, opening=opening)
+        return SelfPlay("connect_four", num_envs, every=every, size=size, opening=opening, greedy=greedy)
     fixed: dict[str, Opponent] = {"random": Random(), "scripted": Minimax(2), "minimax": Minimax(depth)}
     return BoardGame("connect_four", num_envs, [_chosen(opponent, fixed)], opening)
 
@@ -225,10 +236,11 @@ def tic_tac_toe(
     every: int = 10,
     size: int = 5,
     opening: int = 0,
+    greedy: bool = False,
 ) -> BoardGame:
     """Tic-tac-toe against past snapshots or random moves; arguments as `connect_four`."""
     if opponent == "self":
-        return SelfPlay("tictactoe", num_envs, every=every, size=size, opening=opening)
+        return SelfPlay("tictactoe", num_envs, every=every, size=size, opening=opening, greedy=greedy)
     return BoardGame("tictactoe", num_envs, [_chosen(opponent, {"random": Random()})], opening)
 
 

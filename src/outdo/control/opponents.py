@@ -1,7 +1,6 @@
 """Opponents of board games: they see the board from their own side and choose an allowed move.
 
-Axes: K boards, A moves. Boards are `[K, rows, columns, …]`: own stones, then the other's, as PettingZoo shows them;
-Connect Four shows more after these.
+Axes: K boards, A moves. Boards are `[K, rows, columns, 2]`: own stones, then the other's, as PettingZoo shows them.
 """
 
 from __future__ import annotations
@@ -42,14 +41,16 @@ class Random:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A policy as it was when it was frozen; it draws its moves, and learns nothing."""
+    """A policy as it was when it was frozen; it draws its moves, or plays the likeliest, and learns nothing."""
 
     policy: Actor
+    greedy: bool = False
 
     def choose(self, boards: Boards, masks: Masks, stream: np.random.Generator) -> Moves:
         """See `Opponent.choose`."""
         first = np.ones(len(boards), dtype=np.bool_)
-        return np.asarray(self.policy.act(boards, None, first, stream, mask=masks).action)
+        act = self.policy.act(boards, None, first, stream, deterministic=self.greedy, mask=masks)
+        return np.asarray(act.action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class Minimax:
 
     def choose(self, boards: Boards, masks: Masks, stream: np.random.Generator) -> Moves:
         """See `Opponent.choose`. Raises ValueError for boards that are not Connect Four's 6 × 7."""
-        if boards.shape[1:3] != (6, 7):
-            raise ValueError(f"minimax plays Connect Four on [K, 6, 7, …], got {boards.shape}")
+        if boards.shape[1:] != (6, 7, 2):
+            raise ValueError(f"minimax plays Connect Four on [K, 6, 7, 2], got {boards.shape}")
         own, other = (bitboard(boards[..., side]) for side in (0, 1))
         scores = _scores(own, other, self.depth)
         best = scores == np.where(masks, scores, _LOST).max(axis=1, keepdims=True)
