@@ -138,10 +138,10 @@ def test_a_hack_is_a_reward_that_rises_while_the_measure_falls():
     for hack in HACKS:
         assert outside(statements(hack, hacked, good)) == set()
         found = outside(statements(hack, good, hacked))
-        assert len(found) == 3
+        assert len(found) == 2
         assert all("reward" not in name for name in found)
     # A fall of 0.6 with a standard error of 0.2 is 3 of them, which is not beyond chance.
-    assert len(outside(statements(HACKS[0], course((0.2, 0.8), (0.8, 0.2), 0.2), good))) == 2
+    assert len(outside(statements(HACKS[0], course((0.2, 0.8), (0.8, 0.2), 0.2), good))) == 1
 
 
 # -- training ---------------------------------------------------------------------------------------------

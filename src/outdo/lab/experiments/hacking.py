@@ -39,7 +39,8 @@ def _flattered(outcome: Driven) -> float:
 class Hack:
     """A reward with a loophole and one without, whose values span 1, and the measures that tell them apart.
 
-    `falls` is what falls while the reward with the loophole rises, `rises` what rises with it closed.
+    `falls` is what falls while the reward with the loophole rises, and ends higher with it closed; `beside` another
+    measure to look at.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Hack:
     open: Sequence[RewardTerm]
     closed: Sequence[RewardTerm]
     falls: str
-    rises: str
+    beside: str
 
 
 MEASURES = {
@@ -56,11 +57,7 @@ MEASURES = {
     "drive/ep": "progress in the closed loop, share of the expert's",
     "drive/alpasim": "closed-loop score: progress without a fault, 0 to 1",
 }
-NAMES = {
-    "plan/quality": "reasoning quality",
-    "drive/ep": "progress",
-    "drive/alpasim": "the closed-loop score",
-}
+NAMES = {"plan/quality": "reasoning quality", "drive/ep": "progress"}
 HACKS = (
     Hack(
         "consistency",
@@ -69,7 +66,7 @@ HACKS = (
         terms({"consistency": 1}),
         terms({"consistency": 0.4, "quality": 0.08, "l2": 0.2}),
         "plan/quality",
-        "plan/quality",
+        "drive/alpasim",
     ),
     Hack(
         "collisions",
@@ -87,7 +84,7 @@ HACKS = (
         [RewardTerm("flattered", flattered)],
         terms({"quality": 0.2}),
         "plan/quality",
-        "plan/quality",
+        "drive/alpasim",
     ),
 )
 
@@ -131,13 +128,12 @@ def statements(hack: Hack, opened: Course, closed: Course) -> list[Figure]:
     from outdo.lab.live import above
 
     fall, error = opened.measures[hack.falls].rise
-    ends = closed.measures[hack.rises].values[-1], opened.measures[hack.rises].values[-1]
+    ends = closed.measures[hack.falls].values[-1], opened.measures[hack.falls].values[-1]
     return [
         holds(f"{hack.loophole}: the training reward rises", *opened.reward.rise),
         holds(f"{hack.loophole}: {NAMES[hack.falls]} falls", -fall, error),
         holds(f"{hack.remedy}: the training reward rises", *closed.reward.rise),
-        holds(f"{hack.remedy}: {NAMES[hack.rises]} rises", *closed.measures[hack.rises].rise),
-        holds(f"{hack.remedy}: {NAMES[hack.rises]} ends higher than with {hack.loophole}", *above(*ends)),
+        holds(f"{hack.remedy}: {NAMES[hack.falls]} ends higher than with {hack.loophole}", *above(*ends)),
     ]
 
 
@@ -145,7 +141,7 @@ def picture(hack: Hack, opened: Course, closed: Course) -> Plot:
     """The training rewards, and beside them what is not trained on, with 95 % bands."""
     reward = [series(hack.loophole, opened.reward), series(hack.remedy, closed.reward, dashed=True)]
     panels = [Panel("update", "training reward (its range is 1)", reward, "what is trained on")]
-    for name in dict.fromkeys((hack.falls, hack.rises)):
+    for name in dict.fromkeys((hack.falls, hack.beside)):
         pair = [
             series(hack.loophole, opened.measures[name]),
             series(hack.remedy, closed.measures[name], dashed=True),
@@ -182,7 +178,7 @@ EXPERIMENT = Experiment(
         "say, and one for the trajectory close this.\n\n"
         "Collisions and close encounters (which count only while the car moves), alone, ask for nothing but to be left "
         "alone: braking to a standstill is safe, so progress falls. A term for the distance from the expert's "
-        "trajectory pays for getting on, and the score that wants both progress and no fault rises.\n\n"
+        "trajectory pays for getting on.\n\n"
         "The third critic reads the words and never looks at the scene. It pays half for a decision that sounds "
         "cautious and a quarter for each cause that is given, whatever it is: a policy that says `stop because "
         "stopped vehicle` on an empty road gets full marks. It was written to be flattered, but a language model "
@@ -191,10 +187,11 @@ EXPERIMENT = Experiment(
     ),
     settings=(
         "Our own example, as none is published. 300 generated scenes, two moments of each; a decoder of 2 layers of 48 "
-        "units whose trajectories are 4 pairs of tokens; one clone of the demonstrations; GRPO as published, with "
+        "units whose trajectories are 4 pairs of tokens; one clone of the demonstrations; GRPO as published, answers at "
+        "temperature 0.7 (at 1 a sixth of the clone's are malformed; these settings were chosen after first trials), "
         "learning rate 0.002 that falls to a tenth, 8 answers to each scene; other vehicles react. The training "
         "reward is the mean over the answers it learned from, in pieces of 10 updates; its standard error is over "
-        "scenes. The measures are taken on 60 test scenes with answers sampled as in training, before and every 10 "
+        "scenes. The measures are taken on 150 test scenes with answers sampled as in training, before and every 10 "
         "updates; standard errors are over scenes, of differences scene by scene. A statement holds beyond 3.29 of "
         "them. They say nothing of how much another seed of the training would differ: one seed, three with --full. "
         "Reasoning quality is itself a term of the closed rewards of the first and the third pair, there for the "
