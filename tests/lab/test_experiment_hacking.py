@@ -141,7 +141,7 @@ def test_a_hack_is_a_reward_that_rises_while_the_measure_falls():
         assert len(found) == 2
         assert all("reward" not in name for name in found)
     # A fall of 0.6 with a standard error of 0.2 is 3 of them, which is not beyond chance.
-    assert len(outside(statements(HACKS[0], course((0.2, 0.8), (0.8, 0.2), 0.2), good))) == 1
+    assert len(outside(statements(HACKS[0], course((0.2, 0.8), (0.8, 0.2), 0.2), good))) == 2
 
 
 # -- training ---------------------------------------------------------------------------------------------

@@ -187,8 +187,8 @@ EXPERIMENT = Experiment(
     ),
     settings=(
         "Our own example, as none is published. 300 generated scenes, two moments of each; a decoder of 2 layers of 48 "
-        "units whose trajectories are 4 pairs of tokens; one clone of the demonstrations; GRPO as published, answers at "
-        "temperature 0.7 (at 1 a sixth of the clone's are malformed; these settings were chosen after first trials), "
+        "units whose trajectories are 4 pairs of tokens; one clone of the demonstrations; GRPO as published, answers "
+        "at temperature 0.7 (at 1 a sixth of the clone's are malformed; chosen after first trials), "
         "learning rate 0.002 that falls to a tenth, 8 answers to each scene; other vehicles react. The training "
         "reward is the mean over the answers it learned from, in pieces of 10 updates; its standard error is over "
         "scenes. The measures are taken on 150 test scenes with answers sampled as in training, before and every 10 "
