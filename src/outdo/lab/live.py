@@ -52,7 +52,7 @@ class Sizes:
     """
 
     scenes: int = 300
-    held_out: int = 150
+    held_out: int = 300
     hidden: int = 48
     layers: int = 2
     cloning: int = 700

@@ -132,7 +132,6 @@ def statements(hack: Hack, opened: Course, closed: Course) -> list[Figure]:
     return [
         holds(f"{hack.loophole}: the training reward rises", *opened.reward.rise),
         holds(f"{hack.loophole}: {NAMES[hack.falls]} falls", -fall, error),
-        holds(f"{hack.remedy}: the training reward rises", *closed.reward.rise),
         holds(f"{hack.remedy}: {NAMES[hack.falls]} ends higher than with {hack.loophole}", *above(*ends)),
     ]
 
@@ -191,7 +190,7 @@ EXPERIMENT = Experiment(
         "at temperature 0.7 (at 1 a sixth of the clone's are malformed; chosen after first trials), "
         "learning rate 0.002 that falls to a tenth, 8 answers to each scene; other vehicles react. The training "
         "reward is the mean over the answers it learned from, in pieces of 10 updates; its standard error is over "
-        "scenes. The measures are taken on 150 test scenes with answers sampled as in training, before and every 10 "
+        "scenes. The measures are taken on 300 test scenes with answers sampled as in training, before and every 10 "
         "updates; standard errors are over scenes, of differences scene by scene. A statement holds beyond 3.29 of "
         "them. They say nothing of how much another seed of the training would differ: one seed, three with --full. "
         "Reasoning quality is itself a term of the closed rewards of the first and the third pair, there for the "
