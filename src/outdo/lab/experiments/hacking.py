@@ -169,8 +169,8 @@ EXPERIMENT = Experiment(
     text=(
         "A small policy that writes its reasoning and then a trajectory is cloned from an imperfect driver. Six short "
         "runs begin from this one clone, in pairs: a reward with a loophole, and one in which it is closed. Those "
-        "with one learn what they are paid for. Whether that is worth anything is seen only in what no run is trained on: the "
-        "closed loop on other scenes, where the policy drives and replans among vehicles that react.\n\n"
+        "with one learn what they are paid for. Whether that is worth anything is seen only in what no run is trained "
+        "on: the closed loop on other scenes, where the policy drives and replans among vehicles that react.\n\n"
         "Consistency alone asks that words and trajectory say the same. The cheapest way is to say the same trivial "
         "thing everywhere, and to drive it: the words fit better and better, and the reasoning gets worse, because "
         "it no longer says what the scene is about. A term for the reasoning, compared with what the expert would "
