@@ -15,9 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 if "" not in sys.path:
-    sys.path.append(
-        ""
-    )  # rewards and data of one's own are found in the current folder, after all installed modules
+    # Rewards and data of one's own are found in the current folder, after all installed modules.
+    sys.path.append("")
 
 app = typer.Typer(
     help=(

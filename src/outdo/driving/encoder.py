@@ -22,13 +22,12 @@ SLOTS = LANES + MAX_ACTORS + 2
 
 @dataclass(frozen=True, slots=True)
 class SceneObs(TextObs):
-    """What driving answers were given to: `seen` [S], and prompts whose ids name places of its scenes."""
+    """What driving answers were given to: `seen` [S], and prompts whose ids name places of its scenes.
+
+    A selection of rows keeps all scenes, so that the prompts go on naming them.
+    """
 
     seen: Observation
-
-    def select(self, rows: Tensor) -> SceneObs:
-        """The prompts of the given rows; the scenes stay, so that the prompts go on naming them."""
-        return SceneObs(tuple(self.prompts[i] for i in rows.tolist()), self.sampling, self.seen)
 
 
 class SceneEncoder(nn.Module):

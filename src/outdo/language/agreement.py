@@ -25,15 +25,22 @@ def bend(config: Any) -> tuple[float, float | None]:
 
 
 @torch.no_grad()
-def check_head(base: Any, head: Head, source: str) -> None:
-    """Compare logits of `head` over the body's states with those of the whole model.
+def probe(base: Any) -> tuple[Tensor, Tensor]:
+    """A few tokens [8], and the whole model's own logits [8, V] of them."""
+    table = base.get_input_embeddings().weight
+    ids = (torch.arange(8, device=table.device) * 7919) % table.shape[0]
+    return ids, base(input_ids=ids[None]).logits[0].float()
+
+
+@torch.no_grad()
+def check_head(base: Any, head: Head, source: str, ids: Tensor, expected: Tensor) -> None:
+    """Compare logits of `head` over the body's states with those that `probe` gave.
 
     Raises:
         ModelError: the model's head does more than `Head` does.
     """
-    ids = _some_tokens(base)
     body = base.get_decoder()(input_ids=ids[None]).last_hidden_state[0]
-    if not _same(head.logits(body), base(input_ids=ids[None]).logits[0]):
+    if not _same(head.logits(body), expected):
         raise ModelError(
             f"the head of {source!r} does more than a linear layer with scaled or soft-capped logits: its "
             "log-probabilities cannot be computed in chunks, so outdo does not train it"
@@ -41,20 +48,13 @@ def check_head(base: Any, head: Head, source: str) -> None:
 
 
 @torch.no_grad()
-def same_forward(base: Any, decoder: LlamaDecoder, head: Head) -> bool:
-    """Whether the fast path's logits in float32 are the model's."""
-    ids = _some_tokens(base)
+def same_forward(decoder: LlamaDecoder, head: Head, ids: Tensor, expected: Tensor) -> bool:
+    """Whether the fast path's logits are those that `probe` gave."""
     none = torch.zeros(1, dtype=torch.long)
     packed = pack([tuple(ids.tolist())], none[:, None], none).to(ids.device)
     hidden = decoder.final_norm(decoder.forward(packed)[0][packed.whole[0]])
-    return _same(head.logits(hidden), base(input_ids=ids[None]).logits[0])
-
-
-def _some_tokens(base: Any) -> Tensor:
-    table = base.get_input_embeddings().weight
-    return (torch.arange(8, device=table.device) * 7919) % table.shape[0]
+    return _same(head.logits(hidden), expected)
 
 
 def _same(found: Tensor, expected: Tensor) -> bool:
-    expected = expected.float()
     return bool((found - expected).abs().max() <= SAME_LOGITS * (expected.std() + 1e-12))

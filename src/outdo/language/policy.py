@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outdo.core.batch import Batch, take
 from outdo.core.protocols import Evaluation
 from outdo.language.adapters import Lora, with_adapters
-from outdo.language.agreement import bend, check_head, same_forward
+from outdo.language.agreement import bend, check_head, probe, same_forward
 from outdo.language.compiled import llama_decode
 from outdo.language.engine import Decode, TransformersDecoding, check_prompts, decode_stepwise, generate
 from outdo.language.flat import FlatParameters
@@ -140,10 +140,11 @@ class CausalPolicy:
         """Refuse a head that cannot be computed in chunks; leave the fast path where it is not transformers'."""
         weight, bias = self._head_parameters()
         head = Head(weight, bias, *bend(self.base.config.get_text_config()))
-        check_head(self.base, head, self.source)
+        ids, expected = probe(self.base)
+        check_head(self.base, head, self.source, ids, expected)
         if self.decoder is not None and self.flat is not None:
             decoder = LlamaDecoder(self.model, self.flat.in_float32())
-            if not same_forward(self.base, decoder, head):
+            if not same_forward(decoder, head, ids, expected):
                 self.decoder, self.slow_because = (
                     None,
                     "its forward pass differs from transformers' on this model",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 from torch import Tensor
 
@@ -63,6 +64,6 @@ class TextObs:
     prompts: tuple[tuple[int, ...], ...]
     sampling: Sampling
 
-    def select(self, rows: Tensor) -> TextObs:
-        """The prompts of the given rows."""
-        return TextObs(tuple(self.prompts[i] for i in rows.tolist()), self.sampling)
+    def select(self, rows: Tensor) -> Self:
+        """The prompts of the given rows; whatever else was seen stays."""
+        return replace(self, prompts=tuple(self.prompts[i] for i in rows.tolist()))
