@@ -11,9 +11,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import outdo
+import outdo.run as run_module
 from outdo.cli import app
 from outdo.core.presets import PRESETS
 from outdo.training.record import read_metrics, read_rollouts
@@ -64,6 +66,31 @@ def test_the_end_shows_table_and_samples(tmp_path):
     text = call("train", "copy", *QUICK, "--out", str(tmp_path / "run"))
     for word in ("untouched", "demonstrations", "after sft", "after rl", "before,", "after,", "run folder"):
         assert word in text
+
+
+def test_the_number_of_threads_is_the_run_s_alone(tmp_path, monkeypatch):
+    # left behind, it would decide how the sums of later runs of the process are rounded
+    seen = []
+    build = run_module.build
+    monkeypatch.setattr(
+        run_module,
+        "build",
+        lambda *args, **kwargs: seen.append(torch.get_num_threads()) or build(*args, **kwargs),
+    )
+    before = torch.get_num_threads()
+    for threads in (before + 1, 1):
+        folder = str(tmp_path / str(threads))
+        call("train", "copy", *QUICK, f"threads={threads}", "--out", folder)
+        call("eval", folder)
+        call("sample", folder, "abc")
+        assert seen == [threads] * 3
+        assert torch.get_num_threads() == before
+        seen.clear()
+    call("train", "copy", *QUICK, "--out", str(tmp_path / "left-out"))
+    assert seen == [before]
+    with pytest.raises(ValueError, match="stop"), run_module.threads(before + 1):
+        raise ValueError("stop")
+    assert torch.get_num_threads() == before
 
 
 def test_json_for_programs(tmp_path):

@@ -112,10 +112,12 @@ def evaluate(
         from outdo.run import open_run
 
         given = dict(parse_override(text) for text in overrides or [])
-        _, parts, checkpoint = open_run(run, step, given)
-        if parts.evaluator is None:
-            raise RecipeError("the run's recipe has no [evaluation]: give evaluation.every=0, for example")
-        report = parts.evaluator(parts.policy)
+        with open_run(run, step, given) as (_, parts, checkpoint):
+            if parts.evaluator is None:
+                raise RecipeError(
+                    "the run's recipe has no [evaluation]: give evaluation.every=0, for example"
+                )
+            report = parts.evaluator(parts.policy)
         if as_json:
             print(json.dumps({"checkpoint": str(checkpoint), **report.metrics, "samples": report.samples}))
         else:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from outdo.config import (
     ControlRecipe,
@@ -32,6 +35,17 @@ OWN = {*OPTIMISER, "kind", "name", "steps", "start", "algorithm", "micro_batch_t
 """Keys of a stage that the training room needs; the others belong to its environment."""
 
 
+@contextmanager
+def threads(number: int | None) -> Iterator[None]:
+    """Let torch work with so many threads until the end of the block; None: with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A recipe built: what `training.loop.train` takes, and the task behind it (but of a control run)."""
@@ -50,10 +64,6 @@ def build(recipe: Recipe, folder: Path | None = None, *, train: bool = True) -> 
     trained (`train` False) driving scenes to learn from are not made.
     """
     wing = importlib.import_module(recipe.wing)
-    if recipe.threads is not None:
-        import torch
-
-        torch.set_num_threads(recipe.threads)
     if isinstance(recipe, LanguageRecipe):
         task, policy, environments, evaluator = _language(wing, recipe)
     elif isinstance(recipe, ControlRecipe):
@@ -168,23 +178,24 @@ def run(
         out = source
     folder = new_folder(source, recipe) if out is None else Path(out)
     _claim(folder, recipe, resume and out is not None, wanted=resume)
-    parts = build(recipe, folder)
-    config = recipe.model_dump(mode="json")
-    trackers = [TRACKERS[each.kind](folder, config, **each.options) for each in recipe.tracker]
-    folder.mkdir(parents=True, exist_ok=True)
-    record.write_atomically(folder / "recipe.toml", to_toml(recipe))
-    result = train(
-        parts.policy,
-        parts.stages,
-        folder,
-        settings=parts.settings,
-        evaluator=parts.evaluator,
-        trackers=trackers,
-        display=display,
-        resume=resume,
-    )
-    summary = json.loads((folder / record.SUMMARY).read_text())
-    record.Record(folder).summary({**summary, "results": results(folder, recipe, parts)})
+    with threads(recipe.threads):
+        parts = build(recipe, folder)
+        config = recipe.model_dump(mode="json")
+        trackers = [TRACKERS[each.kind](folder, config, **each.options) for each in recipe.tracker]
+        folder.mkdir(parents=True, exist_ok=True)
+        record.write_atomically(folder / "recipe.toml", to_toml(recipe))
+        result = train(
+            parts.policy,
+            parts.stages,
+            folder,
+            settings=parts.settings,
+            evaluator=parts.evaluator,
+            trackers=trackers,
+            display=display,
+            resume=resume,
+        )
+        summary = json.loads((folder / record.SUMMARY).read_text())
+        record.Record(folder).summary({**summary, "results": results(folder, recipe, parts)})
     return result
 
 
@@ -254,10 +265,14 @@ def evaluation_samples(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return samples
 
 
+@contextmanager
 def open_run(
     folder: str | Path, step: int | None, overrides: Mapping[str, Any]
-) -> tuple[Recipe, Parts, Path]:
-    """Recipe and parts of a run with the policy of checkpoint `step`, else the best, else the newest."""
+) -> Iterator[tuple[Recipe, Parts, Path]]:
+    """Recipe and parts of a run with the policy of checkpoint `step`, else the best, else the newest.
+
+    Within the block torch works with the recipe's number of threads.
+    """
     folder = Path(folder)
     if not (folder / "recipe.toml").exists():
         raise RecipeError(f"{folder} is no run folder: it has no recipe.toml")
@@ -270,29 +285,32 @@ def open_run(
         raise RecipeError(f"{folder} has no such checkpoint; there are: {there}")
     checkpoint.verify(chosen)
     recipe = read(folder, overrides)
-    parts = build(recipe, folder, train=False)
-    parts.policy.load(chosen / "policy")
-    return recipe, parts, chosen.resolve()
+    with threads(recipe.threads):
+        parts = build(recipe, folder, train=False)
+        parts.policy.load(chosen / "policy")
+        yield recipe, parts, chosen.resolve()
 
 
 def sample(
     folder: str | Path, prompt: str, *, step: int | None = None, samples: int = 1, temperature: float = 0.0
 ) -> list[dict[str, str]]:
     """Answers of a run's policy to a prompt; temperature 0 is greedy."""
-    recipe, parts, _ = open_run(folder, step, {})
-    if not isinstance(recipe, LanguageRecipe):
-        raise RecipeError(f"{folder} holds no language model that could be asked: see `outdo eval {folder}`")
-    wing = importlib.import_module(recipe.wing)
-    longest = max([64, *(stage.max_tokens for stage in recipe.stage if isinstance(stage, RlStage))])
-    return wing.sample(
-        parts.policy,
-        prompt,
-        system=recipe.task.system,
-        chat=recipe.task.chat,
-        samples=samples,
-        sampling={"temperature": temperature, "max_tokens": longest},
-        seed=recipe.seed,
-    )
+    with open_run(folder, step, {}) as (recipe, parts, _):
+        if not isinstance(recipe, LanguageRecipe):
+            raise RecipeError(
+                f"{folder} holds no language model that could be asked: see `outdo eval {folder}`"
+            )
+        wing = importlib.import_module(recipe.wing)
+        longest = max([64, *(stage.max_tokens for stage in recipe.stage if isinstance(stage, RlStage))])
+        return wing.sample(
+            parts.policy,
+            prompt,
+            system=recipe.task.system,
+            chat=recipe.task.chat,
+            samples=samples,
+            sampling={"temperature": temperature, "max_tokens": longest},
+            seed=recipe.seed,
+        )
 
 
 def drive(
@@ -316,6 +334,6 @@ def drive(
     from outdo.driving.scenes import choose_scene
 
     chosen = [choose_scene(text) for text in scenes]
-    _, parts, _ = open_run(folder, step, {"evaluation": None})
     place = Path(folder) / "drives" if out is None else Path(out)
-    return render_drive(parts.policy, chosen, place, every=replan, reactive=reactive, kind=kind)
+    with open_run(folder, step, {"evaluation": None}) as (_, parts, _):
+        return render_drive(parts.policy, chosen, place, every=replan, reactive=reactive, kind=kind)

@@ -217,11 +217,11 @@ def test_a_run_and_its_resumption(small, tmp_path, monkeypatch, capsys):
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
     # it opens again as it was, and its table reads
-    recipe, opened, _ = open_run(tmp_path / "whole", 7, {})
-    last = {key: value for key, value in timeless(tmp_path / "whole")[-1].items() if "/" in key}
-    report = opened.evaluator(opened.policy)
-    assert {key: report.metrics[key] for key in last} == last
-    assert results(tmp_path / "whole", recipe, opened) == summary["results"]
+    with open_run(tmp_path / "whole", 7, {}) as (recipe, opened, _):
+        last = {key: value for key, value in timeless(tmp_path / "whole")[-1].items() if "/" in key}
+        report = opened.evaluator(opened.policy)
+        assert {key: report.metrics[key] for key in last} == last
+        assert results(tmp_path / "whole", recipe, opened) == summary["results"]
     tables.print_result(result, summary)
     shown = capsys.readouterr().out
     assert "in closed loop, 95 % intervals" in shown
