@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ OWN = {*OPTIMISER, "kind", "name", "steps", "start", "algorithm", "micro_batch_t
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
+def threads(number: int | None) -> Generator[None]:
     """Let torch work with so many threads until the end of the block; None: with as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
@@ -268,7 +268,7 @@ def evaluation_samples(folder: Path) -> dict[int, list[dict[str, Any]]]:
 @contextmanager
 def open_run(
     folder: str | Path, step: int | None, overrides: Mapping[str, Any]
-) -> Iterator[tuple[Recipe, Parts, Path]]:
+) -> Generator[tuple[Recipe, Parts, Path]]:
     """Recipe and parts of a run with the policy of checkpoint `step`, else the best, else the newest.
 
     Within the block torch works with the recipe's number of threads.
