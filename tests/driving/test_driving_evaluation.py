@@ -166,6 +166,16 @@ def test_samples_can_be_read(scenes):
     assert parse(first["expert"])
 
 
+def test_every_scene_shown_has_its_own_figures(scenes):
+    report = ClosedLoop(scenes, shown=len(scenes), at_once=2)(Scripted(keep))
+    rows = [sample["figures"] for sample in report.samples]
+    assert len(rows) == len(scenes)
+    sound = [row for row in rows if not row["drive/faulty"]]
+    for name in rows[0]:
+        if name != "drive/faulty":
+            assert np.mean([row[name] for row in sound]) == pytest.approx(report.metrics[name]), name
+
+
 def test_the_same_policy_gives_the_same_report(scenes, demos):
     loop = ClosedLoop(scenes[:4], temperature=1.0)
     assert loop(Reciting(demos)) == loop(Reciting(demos))

@@ -105,7 +105,7 @@ def test_curves_by_hand(tmp_path):
     for total, (stage, step, values) in enumerate(done):
         place = {"kind": "evaluation", "stage": stage, "total": total}
         record.metrics({**place, "step": step})
-        record.rollouts([{**place, "m": value} for value in values])
+        record.rollouts([{**place, "figures": {"m": value}} for value in values])
     curve = reward_curve(tmp_path, "a", 2)
     assert curve == Curve([1.5, 3.5], [[0.5, 1.0], [0.0, 0.0]], same=False)
     assert curve.mean == [0.75, 0.0]

@@ -47,7 +47,7 @@ class ClosedLoop:
     | `reactive` | other vehicles react to the ego; else they are replayed |
     | `temperature` | of the plans that are driven; 0: the most likely ones |
     | `samples` | plans sampled at `now` for `plan/min_ade`, at temperature 1; 0: none |
-    | `shown` | scenes that are given to read |
+    | `shown` | scenes that are given to read, each with its `figures`: the metrics of that scene alone |
     | `at_once` | scenes that are driven together: a matter of memory |
     | `seed` | names the random streams of what is sampled: the same at every evaluation |
 
@@ -101,7 +101,9 @@ class ClosedLoop:
                 planned["min_ade"] = self._min_ade(policy, scenes, first)
             figures.append((driven, planned))
             shown = range(min(self.shown - len(samples), len(scenes)))
-            samples += [_sample(record, n, said[n].text, driven, self._truth[first + n]) for n in shown]
+            samples += [
+                _sample(record, n, said[n].text, driven, planned, self._truth[first + n]) for n in shown
+            ]
         return self._report(figures, samples)
 
     def expert_figures(self, flaws: expert.Flaws = expert.NO_FLAWS, seed: int = 0) -> Report:
@@ -118,9 +120,12 @@ class ClosedLoop:
             record = drive(scenes, _steps(control), every=1, reactive=self.reactive)
             driven = self._driven(record, first)
             said = [Answer(str(demo.trace), demo.trace, demo.control) for demo in piece]
-            figures.append((driven, self._planned(scenes, said, control, first)))
+            planned = self._planned(scenes, said, control, first)
+            figures.append((driven, planned))
             shown = range(min(self.shown - len(samples), len(scenes)))
-            samples += [_sample(record, n, said[n].text, driven, self._truth[first + n]) for n in shown]
+            samples += [
+                _sample(record, n, said[n].text, driven, planned, self._truth[first + n]) for n in shown
+            ]
         return self._report(figures, samples)
 
     def log_figures(self) -> Report:
@@ -214,8 +219,12 @@ def _named(group: str, found: Mapping[str, Interval]) -> dict[str, float]:
     return result
 
 
-def _sample(record: Drive, n: int, text: str, driven: Figures, truth: Reference) -> dict[str, Any]:
-    """One scene to read: what was said and done, what the expert would have said, and what happened."""
+def _sample(
+    record: Drive, n: int, text: str, driven: Figures, planned: Figures, truth: Reference
+) -> dict[str, Any]:
+    """One scene to read: what was said and done, what the expert would have said, what happened, all figures."""
+    figures = {f"drive/{name}": float(values[n]) for name, values in driven.items()}
+    figures |= {f"plan/{name}": float(values[n]) for name, values in planned.items()}
     scene, actions = record.scenes[n], meta_actions(record.state[n, :, 0])
     return {
         "scene": scene.id,
@@ -226,4 +235,5 @@ def _sample(record: Drive, n: int, text: str, driven: Figures, truth: Reference)
         "happened": [name for name in metrics.RATES if driven[name][n]],
         "progress": float(driven["progress"][n]),
         "faults": list(scene.faults),
+        "figures": figures,
     }

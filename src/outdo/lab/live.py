@@ -6,20 +6,18 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
 from outdo.core.presets import PRESETS
-from outdo.core.protocols import Report
 from outdo.core.rewards import RewardTerm
 from outdo.driving.demonstrations import Examples, collect_examples
 from outdo.driving.environment import DrivingDemonstrations, DrivingEnvironment, DrivingSettings
-from outdo.driving.evaluation import ClosedLoop, Figures
+from outdo.driving.evaluation import ClosedLoop
 from outdo.driving.expert import Flaws
 from outdo.driving.generator import generate
 from outdo.driving.policy import DrivingPolicy
@@ -103,19 +101,6 @@ class Course:
     measures: dict[str, Curve]
 
 
-class SceneByScene(ClosedLoop):
-    """The closed loop with every figure of every scene as its samples, so that two policies compare scene by scene."""
-
-    def _report(self, pieces: Sequence[tuple[Figures, Figures]], samples: list[dict[str, Any]]) -> Report:
-        """The report on all scenes, with one sample for each."""
-        rows: list[dict[str, float]] = []
-        for driven, planned in pieces:
-            columns = {f"drive/{name}": values.tolist() for name, values in driven.items()}
-            columns |= {f"plan/{name}": values.tolist() for name, values in planned.items()}
-            rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return replace(super()._report(pieces, samples), samples=rows)
-
-
 def train_live(
     rewards: Mapping[str, Sequence[RewardTerm]], measures: Sequence[str], sizes: Sizes, seed: int
 ) -> dict[str, Course]:
@@ -128,7 +113,8 @@ def train_live(
     policy = DrivingPolicy.new(
         seed=seed, code=CODE, hidden=sizes.hidden, layers=sizes.layers, heads=2, device="cpu"
     )
-    evaluator = SceneByScene(generate("test", sizes.held_out, seed=seed), temperature=TEMPERATURE)
+    scenes = generate("test", sizes.held_out, seed=seed)
+    evaluator = ClosedLoop(scenes, temperature=TEMPERATURE, shown=len(scenes))
     with tempfile.TemporaryDirectory() as temporary:
         folder, settings = Path(temporary), Settings(seed=seed, evaluate_every=sizes.every)
         result = train(policy, _stages(rewards, sizes, seed), folder, settings=settings, evaluator=evaluator)
@@ -190,7 +176,7 @@ def measure_curve(folder: Path, stage: str, name: str) -> Curve:
     values: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for row in read_rollouts(folder):
         if row["kind"] == "evaluation":
-            values[row["stage"], row["total"]].append(row[name])
+            values[row["stage"], row["total"]].append(row["figures"][name])
     begin = max(total for of, total in values if of == CLONE)
     steps = {
         line["total"]: float(line["step"])
