@@ -471,6 +471,8 @@ def main() -> None:
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     parser.add_argument("--learning", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if unknown := set(given.case.split(",")) - set(SETTINGS):
+        parser.error(f"no case is called {sorted(unknown)[0]!r}; there are {', '.join(SETTINGS)}")
     if given.what == "worker":
         settings = Settings(**json.loads(given.settings)) if given.settings else SETTINGS["cartpole-8"]
         WORKERS[given.peer](settings, Turns(given.learning))

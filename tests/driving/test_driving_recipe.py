@@ -18,6 +18,7 @@ from outdo.config.driving import FlawsConfig
 from outdo.driving.environment import DrivingEnvironment
 from outdo.driving.expert import Flaws
 from outdo.driving.rewards import TERMS
+from outdo.driving.scene import SceneError
 from outdo.driving.situations import SITUATIONS
 from outdo.recipe import RecipeError, read, stage_algorithm, to_toml
 from outdo.run import build, drive, open_run, results, run
@@ -167,6 +168,36 @@ def test_settings_reach_their_parts(small):
     names = {scene.id for scene in parts.evaluator.scenes}
     assert not names & {shown.scene.id for shown in parts.task.examples.shown}
     assert set(SITUATIONS) > situations
+
+
+def test_it_does_not_matter_how_many_processes_make_the_scenes(small, monkeypatch):
+    monkeypatch.setattr("outdo.driving.build.PART", 2)
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        found.append(build(read(small, {"task.states": 2})).task.examples)
+    one, two = found
+    assert len(one) == len(two) > 10
+    assert np.array_equal(one.seen.agents, two.seen.agents)
+    for first, second in zip(one.shown, two.shown, strict=True):
+        assert (first.scene.id, first.scene.now) == (second.scene.id, second.scene.now)
+        assert np.array_equal(first.states, second.states)
+        assert (first.trace, first.flaws) == (second.trace, second.flaws)
+    for first, second in zip(one.references, two.references, strict=True):
+        assert np.array_equal(first.path, second.path)
+    assert len({scene.scene.id for scene in one.shown}) == 6  # no part repeats another's scenes
+
+
+def test_what_fails_in_another_process_says_why(small, monkeypatch, tmp_path):
+    monkeypatch.setattr("outdo.driving.build.PART", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("outdo.driving.build.make_examples", too_short)
+    with pytest.raises(SceneError, match="its log has no 64 steps after now"):
+        _ = build(read(small)).task.examples
+
+
+def too_short(*job):
+    raise SceneError("scene 'x': its log has no 64 steps after now")
 
 
 def test_the_seed_of_a_run_does_not_change_its_scenes(small):

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
-import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
+from outdo.core.worker import Worker, WorkerError
 from outdo.driving.critic import Endpoint
-from outdo.driving.demonstrations import Examples, collect_examples
+from outdo.driving.demonstrations import Examples, joined, make_examples
 from outdo.driving.environment import DrivingDemonstrations, DrivingEnvironment, DrivingSettings
 from outdo.driving.evaluation import ClosedLoop
 from outdo.driving.expert import Flaws
-from outdo.driving.generator import generate
 from outdo.driving.policy import DrivingPolicy
 from outdo.driving.rewards import terms
-from outdo.driving.scene import HORIZON, Scene
-from outdo.driving.scenes import disturbed, later, of_files, scenes_of
+from outdo.driving.scene import SceneError
+from outdo.driving.scenes import of_files, scenes_of
 from outdo.driving.situations import SITUATIONS
 from outdo.driving.tokens import ControlCode
-from outdo.language.environment import stream_key
 
-SCENES_AT_ONCE = 250
-"""Scenes generated between two signs of progress."""
+PART = 50
+"""Training scenes that are made together, with random streams of their own."""
+MOST_PROCESSES = 8
+"""Processes that make training scenes, where there are cores for them: each takes half a GiB."""
+LONGEST = 3600.0
+"""Seconds after which a process that makes scenes is taken for one that hangs."""
 
 
 class Shown(Protocol):
@@ -60,38 +65,58 @@ class Task:
 
     @cached_property
     def examples(self) -> Examples:
-        """What to learn from: `states` moments of each training scene. It takes a while, so it shows how far it is.
-
-        In turn they are moments of the scene's own log and of a drive by a flawed driver with unsteady hands
-        (`outdo.driving.scenes.disturbed`).
+        """What to learn from; see `make_examples`. It takes a while, so it shows how far it is.
 
         Raises:
             SceneError: a file that cannot be read, or scenes that the expert cannot drive.
         """
-        rng, shown = np.random.default_rng([self.seed, stream_key(self.seed, "states")]), self.display()
-        made: list[Scene] = []
-        driven: list[Scene] = []
         real = of_files(self.files)[: self.scenes]
-        shown.stage("training scenes", len(real) or self.scenes, 0)
-        for part in [[scene] for scene in real] or self._generated():
-            made += part
-            driven += disturbed(part, rng, self.flaws)
-            shown.update(len(made), {})
-        moments = [scene for k in range(self.states) for scene in later(driven if k % 2 else made, rng)]
-        shown.stage("demonstrations", len(moments), 0)
-        examples = collect_examples(
-            moments, seed=self.seed, flaws=self.flaws, said=lambda done: shown.update(done, {})
-        )
+        total, shown = len(real) or self.scenes, self.display()
+        own = (self.seed, self.states, self.situations, self.flaws)
+        jobs = [
+            (real[first : first + PART] if real else min(PART, total - first), first, *own)
+            for first in range(0, total, PART)
+        ]
+        parts: list[Examples | None] = []
+        shown.stage("training scenes", total, 0)
+        for part in _made(jobs):
+            parts.append(part)
+            shown.update(min(len(parts) * PART, total), {})
         shown.close()
-        return examples
+        return joined(parts, total * self.states)
 
-    def _generated(self) -> Iterator[list[Scene]]:
-        """Generated training scenes in parts."""
-        for first in range(0, self.scenes, SCENES_AT_ONCE):
-            part = min(SCENES_AT_ONCE, self.scenes - first)
-            yield generate(
-                "train", part, seed=self.seed, first=first, situations=self.situations, future=2 * HORIZON
-            )
+
+def _made(jobs: Sequence[tuple[Any, ...]]) -> Iterator[Examples | None]:
+    """`make_examples` of each job, in their order, by a process for each core where there is more than one job.
+
+    Raises:
+        SceneError: as `make_examples`.
+    """
+    count = min(os.cpu_count() or 1, MOST_PROCESSES, len(jobs))
+    if count == 1:
+        yield from (make_examples(*job) for job in jobs)
+        return
+    free = SimpleQueue[Worker]()
+    workers = [Worker() for _ in range(count)]
+    for worker in workers:
+        free.put(worker)
+
+    def call(job: tuple[Any, ...]) -> Examples | None:
+        worker = free.get()
+        try:
+            return worker.call(f"{make_examples.__module__}:{make_examples.__name__}", *job, limit=LONGEST)
+        finally:
+            free.put(worker)
+
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield from pool.map(call, jobs)
+    except WorkerError as error:
+        raise SceneError(str(error)) from error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.close()
 
 
 def policy(

@@ -6,16 +6,18 @@ Axes: S scene states, H steps of a trajectory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from outdo.driving.expert import Demonstration, Flaws, demonstrate, run
+from outdo.driving.generator import generate
 from outdo.driving.measures import measure
 from outdo.driving.observation import Observation
 from outdo.driving.outcomes import Reference
 from outdo.driving.scene import HORIZON, Scene, SceneError
+from outdo.driving.scenes import disturbed, later
 from outdo.driving.simulator import Drive, Simulator
 from outdo.driving.way import ways
 from outdo.language.environment import stream_key
@@ -46,46 +48,80 @@ class Examples:
         return self.shown[index].scene
 
 
-def collect_examples(
-    scenes: Sequence[Scene],
-    *,
-    seed: int,
-    flaws: Flaws | None = None,
-    said: Callable[[int], None] | None = None,
-) -> Examples:
+def collect_examples(scenes: Sequence[Scene], *, seed: int, flaws: Flaws | None = None) -> Examples:
     """Let the expert drive all scenes from their `now` on, without flaws and with.
 
     A state in which even the flawless expert touches something or leaves the road shows nothing worth having: it is
-    left out, and how many were is logged. `said` is told how many states are done.
+    left out, and how many were is logged.
 
     Raises:
         SceneError: no state is left, or a log that ends before its trajectory.
     """
-    seen: list[Observation] = []
-    shown: list[Demonstration] = []
-    references: list[Reference] = []
-    for first in range(0, len(scenes), AT_ONCE):
-        part = scenes[first : first + AT_ONCE]
-        way = ways(part, HORIZON)
-        record, traces = run(part, way=way)
-        sound = [n for n in range(len(part)) if _sound(record, n)]
-        if sound:
-            references += [Reference(record.state[n, :, 0].copy(), traces[n]) for n in sound]
-            demos = demonstrate(part, stream_key(seed, f"demonstrations/{first}"), flaws=flaws, way=way)
-            shown += [demos[n] for n in sound]
-            seen.append(Simulator([part[n] for n in sound]).observe())
-        if said is not None:
-            said(first + len(part))
-    if not seen:
-        raise SceneError(f"the expert fails in all {len(scenes)} scenes: there is nothing to learn from")
-    if len(shown) < len(scenes):
-        logger.info("%d of %d states left out: the expert fails there", len(scenes) - len(shown), len(scenes))
-    return Examples(stacked(seen), tuple(shown), tuple(references))
+    parts = [
+        _collected(scenes[first : first + AT_ONCE], stream_key(seed, f"demonstrations/{first}"), flaws)
+        for first in range(0, len(scenes), AT_ONCE)
+    ]
+    return joined(parts, len(scenes))
+
+
+def joined(parts: Iterable[Examples | None], states: int) -> Examples:
+    """The examples that are left of so many scene states.
+
+    Raises:
+        SceneError: none is left.
+    """
+    there = [part for part in parts if part is not None]
+    if not there:
+        raise SceneError(f"the expert fails in all {states} scenes: there is nothing to learn from")
+    shown = tuple(demo for part in there for demo in part.shown)
+    if len(shown) < states:
+        logger.info("%d of %d states left out: the expert fails there", states - len(shown), states)
+    references = tuple(reference for part in there for reference in part.references)
+    return Examples(stacked([part.seen for part in there]), shown, references)
+
+
+def _collected(scenes: Sequence[Scene], seed: int, flaws: Flaws | None) -> Examples | None:
+    """Examples of scenes that are driven together."""
+    way = ways(scenes, HORIZON)
+    record, traces = run(scenes, way=way)
+    sound = [n for n in range(len(scenes)) if _sound(record, n)]
+    if not sound:
+        return None
+    demos = demonstrate(scenes, seed, flaws=flaws, way=way)
+    return Examples(
+        Simulator([scenes[n] for n in sound]).observe(),
+        tuple(demos[n] for n in sound),
+        tuple(Reference(record.state[n, :, 0].copy(), traces[n]) for n in sound),
+    )
 
 
 def _sound(record: Drive, n: int) -> bool:
     found = measure(record.scenes[n], record.state[n], record.valid[n], record.size[n])
     return not (found.contact.any() or found.off_road.any() or found.overlaps_at_start)
+
+
+def make_examples(
+    scenes: int | Sequence[Scene],
+    first: int,
+    seed: int,
+    states: int,
+    situations: Sequence[str],
+    flaws: Flaws,
+) -> Examples | None:
+    """Examples of training scenes from the index `first` on: so many to generate, or these; None if none is sound.
+
+    Of each scene come `states` moments, in turn of its own log and of a drive by a flawed driver with unsteady hands
+    (`outdo.driving.scenes.disturbed`). What is drawn depends on `seed` and `first` alone.
+
+    Raises:
+        SceneError: a log that is too short.
+    """
+    if isinstance(scenes, int):
+        scenes = generate("train", scenes, seed=seed, first=first, situations=situations, future=2 * HORIZON)
+    rng = np.random.default_rng([seed, stream_key(seed, f"states/{first}")])
+    driven = disturbed(scenes, rng, flaws)
+    moments = [scene for k in range(states) for scene in later(driven if k % 2 else scenes, rng)]
+    return _collected(moments, stream_key(seed, f"demonstrations/{first}"), flaws)
 
 
 def select(seen: Observation, rows: Sequence[int]) -> Observation:
