@@ -7,7 +7,7 @@ import pytest
 
 from outdo.core.rewards import RewardTerm, score_term
 from outdo.core.worker import Worker, WorkerDiedError, WorkerError
-from outdo.language import verifiers
+from outdo.language import verifiers, verify_process
 from outdo.language.verifiers import (
     completion_text,
     exact,
@@ -145,6 +145,21 @@ def test_json_keys_and_form():
     assert json_object(['{"a": 1, "b": 2}'], [{"a": 1, "b": 3}], keys=["a"]) == [1.0]
     assert json_object(['{"a": 1, "b": 2}'], [{"a": 1, "b": 3}], keys=["b"]) == [0.0]
     assert json_object(["[]", "[", "[]"], ["1", "1", "1"], compare=False) == [1.0, 0.0, 1.0]
+
+
+def test_what_a_check_needs_is_imported_before_its_time_limit_counts(monkeypatch):
+    calls = []
+
+    class Recording:
+        def call(self, path, *arguments, limit):
+            calls.append((path.partition(":")[2], limit))
+            return True
+
+    monkeypatch.setattr(verify_process, "worker", Recording)
+    assert verifiers.math(["0.5"], ["1/2"], limit=0.25) == [1.0]
+    assert [name for name, _ in calls] == ["prepare", "math"]
+    assert calls[0][1] > 60
+    assert calls[1][1] == 0.25
 
 
 def test_math_equal_values_in_any_notation_and_hostile_text():
