@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from outdo.config import (
     ControlRecipe,
     DrivingRecipe,
@@ -23,6 +21,7 @@ from outdo.config import (
     StageConfig,
 )
 from outdo.core.protocols import Environment, Evaluator
+from outdo.core.threads import threads
 from outdo.recipe import RecipeError, differences, read, stage_algorithm, to_toml
 from outdo.training import checkpoint, record
 from outdo.training.display import Display, display
@@ -33,17 +32,6 @@ from outdo.training.trackers import TRACKERS
 OPTIMISER = ("learning_rate", "betas", "eps", "weight_decay", "warmup", "schedule", "final_share")
 OWN = {*OPTIMISER, "kind", "name", "steps", "start", "algorithm", "micro_batch_tokens"}
 """Keys of a stage that the training room needs; the others belong to its environment."""
-
-
-@contextmanager
-def threads(number: int | None) -> Generator[None]:
-    """Let torch work with so many threads until the end of the block; None: with as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from outcomes import outside
 
 from outdo.core.rewards import RewardTerm
+from outdo.core.threads import threads
 from outdo.driving.outcomes import Outcome as Driven
 from outdo.driving.outcomes import Reference
 from outdo.driving.reasoning import parse
@@ -23,10 +23,8 @@ from outdo.training.record import Record
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 # -- when it runs -----------------------------------------------------------------------------------------

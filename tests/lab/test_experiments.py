@@ -7,6 +7,7 @@ import torch
 from outcomes import outcome, outside, run
 
 from outdo.core import baselines, kl, objectives, returns
+from outdo.core.threads import threads
 from outdo.lab.experiment import Scale
 from outdo.lab.experiments import baseline_noise, causality, gae, running_baseline
 from outdo.lab.registry import experiments
@@ -16,10 +17,8 @@ NAMES = ["returns", "causality", "theorem", "baseline", "baseline_noise", "runni
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -100,10 +100,7 @@ class ClosedLoop:
             if self.samples:
                 planned["min_ade"] = self._min_ade(policy, scenes, first)
             figures.append((driven, planned))
-            shown = range(min(self.shown - len(samples), len(scenes)))
-            samples += [
-                _sample(record, n, said[n].text, driven, planned, self._truth[first + n]) for n in shown
-            ]
+            samples += self._samples(record, said, driven, planned, first)
         return self._report(figures, samples)
 
     def expert_figures(self, flaws: expert.Flaws = expert.NO_FLAWS, seed: int = 0) -> Report:
@@ -122,10 +119,7 @@ class ClosedLoop:
             said = [Answer(str(demo.trace), demo.trace, demo.control) for demo in piece]
             planned = self._planned(scenes, said, control, first)
             figures.append((driven, planned))
-            shown = range(min(self.shown - len(samples), len(scenes)))
-            samples += [
-                _sample(record, n, said[n].text, driven, planned, self._truth[first + n]) for n in shown
-            ]
+            samples += self._samples(record, said, driven, planned, first)
         return self._report(figures, samples)
 
     def log_figures(self) -> Report:
@@ -175,6 +169,13 @@ class ClosedLoop:
             "close_encounter": np.array(close, np.float64),
             "malformed": np.array([bool(answer.faults) for answer in said], np.float64),
         }
+
+    def _samples(
+        self, record: Drive, said: Sequence[Answer], driven: Figures, planned: Figures, first: int
+    ) -> list[dict[str, Any]]:
+        """Those of the scenes from `first` on that are among the first `shown`."""
+        scenes = range(len(record.scenes))[: max(self.shown - first, 0)]
+        return [_sample(record, n, said[n].text, driven, planned, self._truth[first + n]) for n in scenes]
 
     def _min_ade(self, policy: Answering, scenes: Sequence[Scene], first: int) -> Floats:
         """Distance [S] in m of the nearest of the sampled plans from the expert's path."""

@@ -12,8 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from outdo.core.threads import threads
 from outdo.lab.experiment import Experiment, Figure, Outcome, Scale
 from outdo.lab.registry import deviate, select
 from outdo.training import record
@@ -50,16 +49,15 @@ def run(
     chosen = [each for each in select(names) if names or scale.full or not each.live]
     display.stage("lab", len(chosen), 0)
     outcomes: list[tuple[Outcome, float]] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are small: threads would only wait for each other
     try:
-        for done, experiment in enumerate(chosen, start=1):
-            begin = time.monotonic()
-            outcomes.append((experiment.run(scale), time.monotonic() - begin))
-            display.say(f"{experiment.name}: {len(outcomes[-1][0].figures)} figures, {outcomes[-1][1]:.1f} s")
-            display.update(done, {})
+        with threads(1):  # the tensors are small: threads would only wait for each other
+            for done, experiment in enumerate(chosen, start=1):
+                begin = time.monotonic()
+                outcome, seconds = experiment.run(scale), time.monotonic() - begin
+                outcomes.append((outcome, seconds))
+                display.say(f"{experiment.name}: {len(outcome.figures)} figures, {seconds:.1f} s")
+                display.update(done, {})
     finally:
-        torch.set_num_threads(threads)
         display.close()
     z = deviate(sum(_chances(figure) for outcome, _ in outcomes for figure in outcome.figures))
     return [
