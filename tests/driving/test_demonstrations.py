@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from roads import moving, road
 
-from outdo.driving import demonstrations
-from outdo.driving.demonstrations import collect_examples, select, stacked
+from outdo.driving.demonstrations import collect_examples, joined, select, stacked
 from outdo.driving.expert import NO_FLAWS, Driver, Flaws, run
 from outdo.driving.generator import generate
 from outdo.driving.observation import Observation
@@ -15,6 +14,11 @@ from outdo.driving.scene import HORIZON, SceneError
 from outdo.driving.scenes import later
 from outdo.driving.simulator import Simulator
 from outdo.driving.way import ways
+
+
+def collected(scenes, seed, flaws=None):
+    return joined([collect_examples(scenes, seed, flaws)], len(scenes))
+
 
 FIELDS = tuple(Observation.__dataclass_fields__)
 
@@ -26,7 +30,7 @@ def scenes():
 
 
 def test_every_state_has_what_is_seen_and_a_demonstration_and_a_reference(scenes):
-    examples = collect_examples(scenes, seed=0, flaws=Flaws())
+    examples = collected(scenes, seed=0, flaws=Flaws())
     record, traces = run(scenes)
     kept = [scene.id for scene in scenes].index
     assert 8 <= len(examples) <= 10
@@ -49,30 +53,31 @@ def test_every_state_has_what_is_seen_and_a_demonstration_and_a_reference(scenes
 
 
 def test_flaws_are_in_demonstrations_only_and_at_their_rates(scenes):
-    flawless = collect_examples(scenes, seed=0, flaws=NO_FLAWS)
+    flawless = collected(scenes, seed=0, flaws=NO_FLAWS)
     for shown, reference in zip(flawless.shown, flawless.references, strict=True):
         assert np.array_equal(shown.states, reference.path)
         assert shown.trace == reference.trace
-    silent = collect_examples(scenes, seed=0, flaws=Flaws(0, 0, 0, 1))
+    silent = collected(scenes, seed=0, flaws=Flaws(0, 0, 0, 1))
     assert all(each.trace.longitudinal_cause is None for each in silent.shown)
     assert all(each.trace.longitudinal_cause is not None for each in silent.references)
 
 
-def test_pieces_that_are_driven_apart_give_the_same_references(scenes, monkeypatch):
-    whole = collect_examples(scenes, seed=0)
-    monkeypatch.setattr(demonstrations, "AT_ONCE", 4)
-    parts = collect_examples(scenes, seed=0)
+def test_pieces_that_are_driven_apart_give_the_same_references(scenes):
+    whole = collected(scenes, seed=0)
+    parts = joined(
+        [collect_examples(scenes[n : n + 4], seed=0) for n in range(0, len(scenes), 4)], len(scenes)
+    )
     assert [each.scene.id for each in parts.shown] == [each.scene.id for each in whole.shown]
     for one, other in zip(whole.references, parts.references, strict=True):
         assert np.allclose(one.path, other.path)
     for name in FIELDS:
         assert np.array_equal(getattr(whole.seen, name), getattr(parts.seen, name)), name
-    again = collect_examples(scenes, seed=0)
-    for one, other in zip(parts.shown, again.shown, strict=True):
+    again = collected(scenes, seed=0)
+    for one, other in zip(whole.shown, again.shown, strict=True):
         assert np.array_equal(one.states, other.states)
         assert one.trace == other.trace
-    others = collect_examples(scenes, seed=1)
-    assert [each.flaws for each in others.shown] != [each.flaws for each in parts.shown]
+    others = collected(scenes, seed=1)
+    assert [each.flaws for each in others.shown] != [each.flaws for each in whole.shown]
 
 
 def test_a_state_where_the_expert_fails_is_left_out(caplog):
@@ -81,11 +86,11 @@ def test_a_state_where_the_expert_fails_is_left_out(caplog):
     wall[:, 3] = 0
     fine, hopeless = road(moving(0, 0, 10), scene="fine"), road(moving(0, 0, 15), wall, scene="hopeless")
     with caplog.at_level("INFO"):
-        examples = collect_examples([hopeless, fine, hopeless], seed=0)
+        examples = collected([hopeless, fine, hopeless], seed=0)
     assert [each.scene.id for each in examples.shown] == ["fine"]
     assert "2 of 3 states left out" in caplog.text
     with pytest.raises(SceneError, match="fails in all 1 scenes"):
-        collect_examples([hopeless], seed=0)
+        collected([hopeless], seed=0)
 
 
 def test_observations_put_together_are_padded_with_nobody():

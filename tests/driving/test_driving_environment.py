@@ -251,18 +251,47 @@ def same(one, other):
     assert one.info == other.info
 
 
-@pytest.mark.parametrize("choose", ["random", "disagreement"])
-def test_a_restored_environment_goes_on_as_if_nothing_had_been(choose):
+def test_states_that_the_policy_drives_to_are_answered_and_scored_there():
+    long = [road(moving(0, 0, v, steps=NOW + 1 + 2 * HORIZON), scene=f"at {v:g}") for v in SPEEDS]
+    policy = FakeDriver(by_copy)  # the driven plan is copy 0: at constant speed
+    made = environment({"lag": 1.0}, examples(*long), scenes=4, visited=0.5)
+    batch = made.collect(policy, 0)
+    assert [info["chosen"] for info in batch.info] == ["random"] * 4 + ["visited"] * 4
+    assert (made.metrics()["random/scenes"], made.metrics()["visited/scenes"]) == (2, 2)
+    seen, copies, sampling, streams = policy.calls[-1]
+    assert (copies, sampling.temperature) == (2, 1.0)
+    assert [stream[1] for stream in streams] == [0, 1, 2, 3]
+    speeds = [speed_of(seen, prompt[0] - policy.vocabulary.size) for prompt in batch.obs.prompts]
+    assert speeds == [float(info["scene"].removeprefix("at ")) for info in batch.info]
+    # the expert would go on to the limit of 15 m/s from there; its drive is what the answers lag behind
+    assert all(info["terms"]["lag"] > 0.05 for info in batch.info[4:])
+    assert all(info["terms"]["lag"] == 0 for info in batch.info[:4:2])
+    driven = policy.calls[:-1]
+    assert all(call[2].temperature == 0 and len(call[3]) == 2 for call in driven)
+    assert {call[3][0][0] for call in driven}.isdisjoint({streams[0][0]})
+
+
+def test_scenes_in_which_nothing_can_be_visited_are_answered_as_they_are():
+    made, plain = environment(visited=1.0), environment()  # logs that leave no time for a second plan
+    one, other = made.collect(FakeDriver(by_copy), 0), plain.collect(FakeDriver(by_copy), 0)
+    same(one, other)
+    assert made.metrics()["visited/scenes"] == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"choose": "disagreement"}, {"visited": 0.5}])
+def test_a_restored_environment_goes_on_as_if_nothing_had_been(settings):
+    found = examples(*(road(moving(0, 0, v, steps=NOW + 1 + 2 * HORIZON), scene=f"at {v:g}") for v in SPEEDS))
+
     def chancy(policy, seen, n, key):
         rng = np.random.default_rng(key)
         return written(policy, seen, n, a=rng.uniform(-1, 0.5), kappa=rng.uniform(-0.005, 0.005))
 
-    whole = environment(choose=choose)
+    whole = environment(found=found, **settings)
     batches = [whole.collect(FakeDriver(chancy), step) for step in range(6)]
-    first = environment(choose=choose)
+    first = environment(found=found, **settings)
     for step in range(3):
         same(first.collect(FakeDriver(chancy), step), batches[step])
-    second = environment(choose=choose)
+    second = environment(found=found, **settings)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for step in range(3, 6):
         same(second.collect(FakeDriver(chancy), step), batches[step])
@@ -404,6 +433,7 @@ def test_what_the_expert_shows_in_generated_scenes_is_well_formed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = collect_examples(generate("train", 10, seed=2), seed=0)
+        assert found is not None
         policy = FakeDriver(None)
         batch = DrivingDemonstrations(found, batch=len(found)).collect(policy, 0)
     for row in range(len(batch)):

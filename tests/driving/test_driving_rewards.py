@@ -204,6 +204,10 @@ def test_lag_is_the_missing_share_of_the_experts_way():
         said(None),
     )
     assert shares == pytest.approx([0, 0, 1 - 44.5 / 64, 1, 1])
+    # of a short way the share of 10 m: the expert creeps 6.4 m, who brakes by 1 m/s² stands after 0.5 m
+    assert values("lag", road(moving(0, 0, 1)), said(STRAIGHT, (10, -1, 0), (54, 0, 0))) == pytest.approx(
+        [0.59]
+    )
     parked = road(moving(0, 0, 0))
     assert values("lag", parked, said(STRAIGHT, (64, 0, 0))) == [0]  # where nobody gets on, nobody lags
 

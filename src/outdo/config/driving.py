@@ -100,7 +100,9 @@ class DrivingRewardConfig(Section, frozen=True):
     quality: Weight = Field(0.0, description="Reasoning quality, 0 to 5: by rules, or by `[judge]`.")
     consistency: Weight = Field(0.0, description="1 where words and trajectory agree on both axes.")
     l2: Weight = Field(0.0, description="Taken off: d/(d + 2 m) of the mean distance d from the expert.")
-    lag: Weight = Field(0.0, description="Taken off: share of the expert's progress that is missing.")
+    lag: Weight = Field(
+        0.0, description="Taken off: share of the expert's progress (or of 10 m) that is missing."
+    )
     collision: Weight = Field(0.0, description="Taken off: 1 for a contact.")
     jerk: Weight = Field(0.0, description="Taken off: j/(j + 4.13 m/s³) of the mean jerk j.")
     close_encounter: Weight = Field(
@@ -164,6 +166,10 @@ class DrivingRlStage(StageConfig, frozen=True):
     max_tokens: Count = Field(0, description="Longest answer; 0: the longest that is well-formed.")
     reactive: bool = Field(
         False, description="Other vehicles brake for the ego; else they are replayed from the log."
+    )
+    visited: Share = Field(
+        0.0,
+        description="Share of the states that the policy itself drives to; the others are of the examples.",
     )
     choose: Literal["random", "disagreement"] = Field(
         "random",

@@ -19,13 +19,10 @@ from outdo.driving.outcomes import Reference
 from outdo.driving.scene import HORIZON, Scene, SceneError
 from outdo.driving.scenes import disturbed, later
 from outdo.driving.simulator import Drive, Simulator
-from outdo.driving.way import ways
+from outdo.driving.way import Way, ways
 from outdo.language.environment import stream_key
 
 logger = logging.getLogger(__name__)
-
-AT_ONCE = 256
-"""Scene states that are driven together; wrong reasons are swapped among them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,24 +45,8 @@ class Examples:
         return self.shown[index].scene
 
 
-def collect_examples(scenes: Sequence[Scene], *, seed: int, flaws: Flaws | None = None) -> Examples:
-    """Let the expert drive all scenes from their `now` on, without flaws and with.
-
-    A state in which even the flawless expert touches something or leaves the road shows nothing worth having: it is
-    left out, and how many were is logged.
-
-    Raises:
-        SceneError: no state is left, or a log that ends before its trajectory.
-    """
-    parts = [
-        _collected(scenes[first : first + AT_ONCE], stream_key(seed, f"demonstrations/{first}"), flaws)
-        for first in range(0, len(scenes), AT_ONCE)
-    ]
-    return joined(parts, len(scenes))
-
-
 def joined(parts: Iterable[Examples | None], states: int) -> Examples:
-    """The examples that are left of so many scene states.
+    """The examples that are left of so many scene states; how many were left out is logged.
 
     Raises:
         SceneError: none is left.
@@ -80,19 +61,38 @@ def joined(parts: Iterable[Examples | None], states: int) -> Examples:
     return Examples(stacked([part.seen for part in there]), shown, references)
 
 
-def _collected(scenes: Sequence[Scene], seed: int, flaws: Flaws | None) -> Examples | None:
-    """Examples of scenes that are driven together."""
+def collect_examples(scenes: Sequence[Scene], seed: int, flaws: Flaws | None = None) -> Examples | None:
+    """Let the expert drive all scenes together from their `now` on, without flaws and with; wrong reasons are swapped.
+
+    A state in which even the flawless expert touches something or leaves the road shows nothing worth having: it is
+    left out, and None is returned where none is left.
+
+    Raises:
+        SceneError: a log that ends before its trajectory.
+    """
     way = ways(scenes, HORIZON)
-    record, traces = run(scenes, way=way)
-    sound = [n for n in range(len(scenes)) if _sound(record, n)]
+    found = references(scenes, way)
+    sound = [n for n, reference in enumerate(found) if reference is not None]
     if not sound:
         return None
     demos = demonstrate(scenes, seed, flaws=flaws, way=way)
     return Examples(
         Simulator([scenes[n] for n in sound]).observe(),
         tuple(demos[n] for n in sound),
-        tuple(Reference(record.state[n, :, 0].copy(), traces[n]) for n in sound),
+        tuple(reference for reference in found if reference is not None),
     )
+
+
+def references(scenes: Sequence[Scene], way: Way | None = None) -> list[Reference | None]:
+    """The flawless expert's drive from each state; None where even it touches something or leaves the road.
+
+    `way` as for `outdo.driving.expert.run`. Raises SceneError as `outdo.driving.simulator.drive`.
+    """
+    record, traces = run(scenes, way=way)
+    return [
+        Reference(record.state[n, :, 0].copy(), trace) if _sound(record, n) else None
+        for n, trace in enumerate(traces)
+    ]
 
 
 def _sound(record: Drive, n: int) -> bool:
@@ -121,7 +121,7 @@ def make_examples(
     rng = np.random.default_rng([seed, stream_key(seed, f"states/{first}")])
     driven = disturbed(scenes, rng, flaws)
     moments = [scene for k in range(states) for scene in later(driven if k % 2 else scenes, rng)]
-    return _collected(moments, stream_key(seed, f"demonstrations/{first}"), flaws)
+    return collect_examples(moments, stream_key(seed, f"demonstrations/{first}"), flaws)
 
 
 def select(seen: Observation, rows: Sequence[int]) -> Observation:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outdo.driving.observation import AHEAD, POINTS, Observation
+from outdo.driving.relations import RELATIONS, relations
 from outdo.driving.scene import HISTORY, MAX_ACTORS, Kind, Light
 from outdo.language.sampling import TextObs
 
@@ -43,7 +44,7 @@ class SceneEncoder(nn.Module):
         self.width, self.first = width, first
         sizes = {
             "lanes": 4 * POINTS + 3,
-            "actors": HISTORY * 8 + 2 + len(Kind),
+            "actors": HISTORY * 8 + 2 + len(Kind) + 2 + RELATIONS,
             "route": 5 * AHEAD,
             "ego": 11,
         }
@@ -103,6 +104,9 @@ def _features(seen: Observation, scenes: Tensor) -> dict[str, Tensor]:
     heading, speed = agents[..., 2], agents[..., 3:] / 15
     moves = torch.cat([_place(agents[..., :2]), torch.stack([heading.cos(), heading.sin()], -1), speed], -1)
     size = of(seen.size) / torch.tensor([4.6, 1.9])
+    found = relations(agents[:, :, -1], of(seen.size), of(seen.route), of(seen.route_present))
+    place, rest = _place(found[..., :2]), found[..., 2:] / torch.tensor([15.0, 5.0, 10.0, 5.0])
+    along = torch.cat([place, rest], -1) * present[:, :, -1]
     kind = nn.functional.one_hot(of(seen.kind).long(), len(Kind)).float()
     ahead = of(seen.route_present)[..., None].float()
     light = nn.functional.one_hot(of(seen.light).long(), len(Light)).float()
@@ -119,7 +123,7 @@ def _features(seen: Observation, scenes: Tensor) -> dict[str, Tensor]:
     return {
         "lanes": torch.cat([_place(of(seen.lanes)[:, :LANES]).flatten(2), facts], -1),
         "actors": torch.cat(
-            [(torch.cat([moves, torch.ones_like(speed)], -1) * present).flatten(2), size, kind], -1
+            [(torch.cat([moves, torch.ones_like(speed)], -1) * present).flatten(2), size, kind, along], -1
         ),
         "route": torch.cat([_place(of(seen.route)), ahead], -1).flatten(1)[:, None],
         "ego": torch.cat(ego, -1)[:, None],

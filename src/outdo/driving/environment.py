@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -16,10 +16,13 @@ from outdo.core.rewards import RewardError, Rewards, RewardTerm, score
 from outdo.driving.demonstrations import Examples, select
 from outdo.driving.encoder import SceneObs
 from outdo.driving.observation import Observation
-from outdo.driving.outcomes import Outcome, outcomes_together
+from outdo.driving.outcomes import Outcome, Reference, outcomes_together
 from outdo.driving.policy import DrivingPolicy
+from outdo.driving.scene import Scene
 from outdo.driving.selection import SceneChoice, divergence
+from outdo.driving.simulator import Simulator
 from outdo.driving.tokens import count_faults
+from outdo.driving.visited import visited
 from outdo.language.data import Stream
 from outdo.language.environment import stream_key
 from outdo.language.rollouts import Row, pack_rows, sampled_figures, with_values
@@ -99,6 +102,7 @@ class DrivingSettings:
     | `max_tokens` | longest answer; 0: the longest that is well-formed |
     | `gamma` | discount per token |
     | `reactive` | whether other vehicles react to an answer, or are replayed |
+    | `visited` | share of the scenes whose state is one the policy drives to (`outdo.driving.visited`) |
     | `choose` | "random", or a `share` of the scenes by "disagreement" (`outdo.driving.selection`) |
     | `candidates` | disagreement: measured scenes from which each is chosen |
     | `beta`, `by_length` | disagreement: of `outdo.driving.selection.divergence` |
@@ -111,6 +115,7 @@ class DrivingSettings:
     max_tokens: int = 0
     gamma: float = 1.0
     reactive: bool = False
+    visited: float = 0.0
     choose: Literal["random", "disagreement"] = "random"
     share: float = 0.5
     candidates: int = 4
@@ -125,16 +130,31 @@ class DrivingSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.choose not in ("random", "disagreement"):
             raise ValueError(f"choose must be 'random' or 'disagreement', got {self.choose!r}")
+        if not 0 <= self.visited <= 1:
+            raise ValueError(f"visited must be a share, 0 to 1, got {self.visited}")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be positive, got {self.temperature}")
 
 
+How = Literal["disagreement", "random", "visited"]
+"""How a state was chosen; a visited one is in the scene of a random one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where a group of answers begins: at the scene's `now`. `index` is the example the scene is of."""
+
+    scene: Scene
+    reference: Reference
+    how: How
+    index: int
+
+
 @dataclass(slots=True)
 class _Step:
-    """What one `collect` did, scene after scene."""
+    """What one `collect` did, state after state."""
 
-    chosen: list[int]
-    again: int
+    states: list[_State]
     completions: list[list[Completion]]
     outcomes: list[list[Outcome]]
     rewards: Rewards
@@ -172,15 +192,15 @@ class DrivingEnvironment:
             RewardError: a reward failed, or no answer could be scored.
         """
         settings, first, start = self.settings, self._choice.drawn, time.perf_counter()
-        again, fresh = self._choice.choose(settings.scenes)
-        seen = select(self._examples.seen, [*again, *fresh])
+        states, seen = self._states(policy)
+        found = time.perf_counter()
         longest = settings.max_tokens or policy.vocabulary.longest
         sampling = Sampling(temperature=settings.temperature, max_tokens=longest)
         key = stream_key(settings.seed, "rollouts")
         streams = [(key, first + n) for n in range(settings.scenes)]
         completions = policy.answers(seen, settings.group, sampling, streams)
         generated = time.perf_counter()
-        done = self._score(policy, [*again, *fresh], len(again), completions)
+        done = self._score(policy, states, completions)
         groups = [self._rows(done, n, prompt, first + n) for n, prompt in enumerate(policy.prompts(seen))]
         kept = [group for group in groups if len(group) >= min(2, settings.group)]
         if not kept:
@@ -189,21 +209,42 @@ class DrivingEnvironment:
             )
         self._metrics = {
             **self._summary(done, kept),
-            "time/generation": generated - start,
+            "time/scenes": found - start,
+            "time/generation": generated - found,
             "time/reward": time.perf_counter() - generated,
         }
         batch = _batch([row for group in kept for row in group], sampling, settings.gamma, seen)
         return with_values(batch, policy) if policy.has_critic else batch
 
+    def _states(self, policy: DrivingPolicy) -> tuple[list[_State], Observation]:
+        """The next states and what is seen there: those by disagreement first, visited ones last."""
+        settings, first = self.settings, self._choice.drawn
+        again, fresh = self._choice.choose(settings.scenes)
+        chosen = [*again, *fresh]
+        states: list[_State] = []
+        for n, index in enumerate(chosen):
+            how: How = "disagreement" if n < len(again) else "random"
+            states.append(_State(self._examples.scene(index), self._examples.references[index], how, index))
+        wanted = min(round(settings.visited * settings.scenes), len(fresh))
+        if not wanted:
+            return states, select(self._examples.seen, chosen)
+        key = stream_key(settings.seed, "visited")
+        rng = np.random.default_rng([key, first])
+        begun = [state.scene for state in states[-wanted:]]
+        for n, got in enumerate(visited(policy, begun, rng, seed=key, first=first), len(states) - wanted):
+            if got is not None:
+                states[n] = _State(*got, "visited", chosen[n])
+        return states, Simulator([state.scene for state in states]).observe()
+
     def _score(
-        self, policy: DrivingPolicy, chosen: list[int], again: int, completions: list[list[Completion]]
+        self, policy: DrivingPolicy, states: list[_State], completions: list[list[Completion]]
     ) -> _Step:
-        """Read, drive and score all answers, and measure each scene's divergence."""
+        """Read, drive and score all answers, and measure each state's divergence."""
         answers = [[policy.vocabulary.read(each.tokens) for each in group] for group in completions]
         outcomes = outcomes_together(
-            [self._examples.scene(index) for index in chosen],
+            [state.scene for state in states],
             answers,
-            [self._examples.references[index] for index in chosen],
+            [state.reference for state in states],
             reactive=self.settings.reactive,
         )
         flat = [outcome for group in outcomes for outcome in group]
@@ -213,10 +254,11 @@ class DrivingEnvironment:
         for failure in rewards.failures:
             text = flat[failure.row].answer.text
             logger.warning("reward %r: %s; left out: %.200r", failure.term, failure.reason, text)
-        done = _Step(chosen, again, completions, outcomes, rewards)
-        for n, index in enumerate(chosen):
+        done = _Step(states, completions, outcomes, rewards)
+        for n, state in enumerate(states):
             done.divergences.append(self._divergence(completions[n], rewards.total[done.group(n)]))
-            self._choice.observe(index, done.divergences[-1])
+            if state.how != "visited":
+                self._choice.observe(state.index, done.divergences[-1])
         return done
 
     def _divergence(self, completions: Sequence[Completion], totals: Sequence[float | None]) -> float:
@@ -242,7 +284,7 @@ class DrivingEnvironment:
             info = {
                 "scene": outcome.scene.id,
                 "situation": outcome.scene.situation,
-                "chosen": "disagreement" if n < done.again else "random",
+                "chosen": done.states[n].how,
                 "text": outcome.answer.text,
                 "expert": None if outcome.reference.trace is None else str(outcome.reference.trace),
                 "actions": None if outcome.actions is None else str(outcome.actions),
@@ -267,7 +309,7 @@ class DrivingEnvironment:
         answers = [outcome.answer for group in done.outcomes for outcome in group]
         figures = {
             **sampled_figures(list(zip(flat, totals, strict=True)), known),
-            "groups_dropped": float(len(done.chosen) - len(kept)),
+            "groups_dropped": float(len(done.states) - len(kept)),
             "malformed": fmean(bool(answer.faults) for answer in answers),
             **{f"fault/{kind}": float(count) for kind, count in count_faults(answers).items()},
             "scene_faults": float(sum(group[0].scene_fault is not None for group in done.outcomes)),
@@ -276,11 +318,8 @@ class DrivingEnvironment:
             figures["groups_without_signal"] = fmean(
                 len({row.reward for row in group}) == 1 for group in kept
             )
-        for half, scenes in (
-            ("disagreement", range(done.again)),
-            ("random", range(done.again, len(done.chosen))),
-        ):
-            figures |= _half(half, done, scenes)
+        for how in get_args(How):
+            figures |= _part(how, done, [n for n, state in enumerate(done.states) if state.how == how])
         return figures
 
     def metrics(self) -> dict[str, float]:
@@ -296,8 +335,8 @@ class DrivingEnvironment:
         self._choice.load_state_dict(state["choice"])
 
 
-def _half(name: str, done: _Step, scenes: range) -> dict[str, float]:
-    """Figures of the scenes that were chosen in one way: their number, mean reward and divergence, and tokens."""
+def _part(name: How, done: _Step, scenes: Sequence[int]) -> dict[str, float]:
+    """Figures of the states that were chosen in one way: their number, mean reward and divergence, and tokens."""
     totals = [total for n in scenes for total in done.rewards.total[done.group(n)] if total is not None]
     figures = {
         "scenes": float(len(scenes)),

@@ -16,7 +16,7 @@ from outdo.driving.generator import SPLITS, generate
 from outdo.driving.measures import measure
 from outdo.driving.readers import read
 from outdo.driving.scene import DT, HORIZON, Floats, Scene, SceneError
-from outdo.driving.simulator import Simulator, drive
+from outdo.driving.simulator import Drive, Simulator, drive
 from outdo.driving.situations import SITUATIONS
 
 LOG_FILES = ("scenario_*.parquet", "annotations*.feather", "city_SE3_egovehicle.feather")
@@ -93,8 +93,8 @@ def disturbed(scenes: Sequence[Scene], rng: Generator, flaws: Flaws) -> list[Sce
 
     A policy that clones an expert gets into states that no expert was ever in, and does not know the way out
     (Laskey et al. 2017, DART, arXiv 1703.09327): here are such states to answer from. Noise of 1 s correlation time
-    and standard deviation 0.6 m/s², and 0.5 m/s² sideways at 0.02 1/m or less, is added to the controls. From half a
-    second before the ego touches something or leaves the road its log has a gap.
+    and standard deviation 0.6 m/s², and 0.5 m/s² sideways at 0.02 1/m or less, is added to the controls. See `relogged`
+    for what trouble does to the log.
 
     Raises:
         SceneError: as `outdo.driving.simulator.drive`.
@@ -108,18 +108,26 @@ def disturbed(scenes: Sequence[Scene], rng: Generator, flaws: Flaws) -> list[Sce
         scale = np.stack([np.full_like(speed, 0.6), 0.5 / speed**2], -1)
         return driver(simulator) + (scale * noise[:, simulator.t])[:, None]
 
-    record = drive(scenes, plan, every=1, steps=steps)
+    return relogged(drive(scenes, plan, every=1, steps=steps))
+
+
+def relogged(record: Drive) -> list[Scene]:
+    """The scenes of a drive, each with what happened as its log from `now` to the end of the drive.
+
+    From half a second before the ego touches something or leaves the road its log has a gap.
+    """
     result: list[Scene] = []
-    for n, scene in enumerate(scenes):
+    for n, scene in enumerate(record.scenes):
         found = measure(scene, record.state[n], record.valid[n], record.size[n])
         trouble = np.flatnonzero((found.gap <= 0) | found.off_road)
-        last = max(int(trouble[0]) - 5, 0) if len(trouble) else steps
-        cut = slice(scene.now, scene.now + steps + 1)
-        state, valid = scene.state.copy(), scene.valid.copy()
-        state[:, cut] = record.state[n, :, : scene.actors].transpose(1, 0, 2)
-        valid[:, cut] = record.valid[n, :, : scene.actors].T
-        valid[0, scene.now + last + 1 :] = False
-        result.append(replace(scene, state=state, valid=valid))
+        end = scene.now + record.state.shape[1]
+        state, valid = scene.state[:, :end].copy(), scene.valid[:, :end].copy()
+        state[:, scene.now :] = record.state[n, :, : scene.actors].transpose(1, 0, 2)
+        valid[:, scene.now :] = record.valid[n, :, : scene.actors].T
+        if len(trouble):
+            valid[0, scene.now + max(int(trouble[0]) - 5, 0) + 1 :] = False
+        signals = tuple(replace(signal, states=signal.states[:end]) for signal in scene.signals)
+        result.append(replace(scene, state=state, valid=valid, signals=signals))
     return result
 
 

@@ -10,19 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
-import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
 from outdo.core.presets import PRESETS
 from outdo.core.rewards import RewardTerm
-from outdo.driving.demonstrations import Examples, collect_examples
+from outdo.driving.demonstrations import joined, make_examples
 from outdo.driving.environment import DrivingDemonstrations, DrivingEnvironment, DrivingSettings
 from outdo.driving.evaluation import ClosedLoop
 from outdo.driving.expert import Flaws
 from outdo.driving.generator import generate
 from outdo.driving.policy import DrivingPolicy
-from outdo.driving.scene import HORIZON
-from outdo.driving.scenes import disturbed, later
+from outdo.driving.situations import SITUATIONS
 from outdo.driving.tokens import ControlCode
 from outdo.training.loop import train
 from outdo.training.optim import OptimiserSettings
@@ -131,7 +129,9 @@ def train_live(
 
 def _stages(rewards: Mapping[str, Sequence[RewardTerm]], sizes: Sizes, seed: int) -> list[Stage]:
     """Cloning, and a run for each reward that begins from the clone."""
-    examples = _examples(sizes.scenes, seed)
+    moments = 2  # of each scene: one of its log, one of an unsteady drive
+    made = make_examples(sizes.scenes, 0, seed, moments, tuple(SITUATIONS), Flaws())
+    examples = joined([made], moments * sizes.scenes)
     imitation = OptimiserSettings(
         learning_rate=4e-3, schedule="cosine", final_share=0.1, warmup=min(10, sizes.cloning)
     )
@@ -147,14 +147,6 @@ def _stages(rewards: Mapping[str, Sequence[RewardTerm]], sizes: Sizes, seed: int
         environment, algorithm = DrivingEnvironment(examples, terms, settings), PRESETS["grpo"].algorithm
         stages.append(Stage(name, environment, algorithm, sizes.updates, reinforcement, start=CLONE))
     return stages
-
-
-def _examples(scenes: int, seed: int) -> Examples:
-    """Demonstrations of a driver with the usual flaws, from a moment of each scene and of an unsteady drive in it."""
-    rng = np.random.default_rng(seed)
-    made = generate("train", scenes, seed=seed, future=2 * HORIZON)
-    moments = [*later(made, rng), *later(disturbed(made, rng, Flaws()), rng)]
-    return collect_examples(moments, seed=seed, flaws=Flaws())
 
 
 def reward_curve(folder: Path, stage: str, every: int) -> Curve:
