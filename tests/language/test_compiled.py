@@ -36,10 +36,11 @@ def test_the_loop_equals_decoding_step_by_step(
     policy.stop_tokens = tuple(range(2, 9))  # sampled rows leave at different times
     calls: list[int] = []
     loop = kernels.decode
-    monkeypatch.setattr(kernels, "decode", lambda *given: calls.append(len(given[1])) or loop(*given))
+    monkeypatch.setattr(kernels, "decode", lambda *given: calls.append(len(given[3])) or loop(*given))
     own = completions(policy, sampling)
     assert sum(calls) == 12
-    monkeypatch.setattr(compiled, "LARGEST", 0)
+    monkeypatch.setattr(compiled, "SMALL", 0)
+    monkeypatch.setattr(compiled, "MOST_ROWS", 11)
     calls.clear()
     for mine, stepwise in zip(own, completions(policy, sampling), strict=True):
         assert mine.tokens == stepwise.tokens
@@ -49,12 +50,26 @@ def test_the_loop_equals_decoding_step_by_step(
     assert sampling.greedy or len({len(completion.tokens) for completion in own}) > 1
 
 
+@pytest.mark.parametrize("small", [compiled.SMALL, 0])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = policy_of(build("llama"))
+def test_threads_change_nothing(threads: int, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of(build("qwen3"))
+    policy.stop_tokens = tuple(range(2, 9))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     whole = completions(policy, SAMPLINGS[1])
+    parts: list[int] = []
+    loop = kernels.decode
+    monkeypatch.setattr(kernels, "decode", lambda *given: parts.append(len(given[3])) or loop(*given))
+    monkeypatch.setattr(compiled, "SMALL", small)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert completions(policy, SAMPLINGS[1]) == whole
+    assert parts == ([12] * threads if small == 0 else [12] if threads == 1 else [8, 4])
+
+
+def test_other_precisions_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = policy_of(build("llama"), precision="bfloat16")
+    monkeypatch.setattr(kernels, "decode", lambda *_: pytest.fail("the compiled loop computes in float32"))
+    assert all(completion.tokens for completion in completions(policy, SAMPLINGS[1]))
 
 
 def test_the_weights_of_now_are_used() -> None:

@@ -18,21 +18,29 @@ PROMPTS = [(5, 6, 7, 8, 9), (10, 11), (12,), (20, 21, 22, 23, 24, 25, 26, 27)]
 GREEDY = Sampling(temperature=0, max_tokens=20)
 
 
-@pytest.fixture(params=["compiled", "llama", "transformers"])
+WAYS = {"compiled": {}, "team": {"SMALL": 0}, "llama": {"SMALL": 0, "MOST_ROWS": 0}}
+"""What makes a model of the fast path take each way: threads with rows of their own, together, and torch."""
+
+
+def take(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in WAYS[way].items():
+        monkeypatch.setattr(compiled, limit, value)
+
+
+@pytest.fixture(params=[*WAYS, "transformers"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way to decode: the compiled loop, and step by step on the fast and on the general path."""
-    if request.param == "llama":
-        monkeypatch.setattr(compiled, "LARGEST", 0)
+    if request.param in WAYS:
+        take(request.param, monkeypatch)
     return request.param
 
 
 @pytest.mark.parametrize(
-    ("name", "largest"), [*((n, m) for n in FAST for m in (0, 1 << 23)), *((n, 0) for n in GENERAL)]
+    ("name", "way"),
+    [*((n, w) for n in FAST for w in WAYS), *((n, "transformers") for n in GENERAL)],
+    indirect=["way"],
 )
-def test_greedy_equals_generate_token_for_token(
-    name: str, largest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "LARGEST", largest)
+def test_greedy_equals_generate_token_for_token(name: str, way: str) -> None:
     policy = policy_of(build(name))
     done = policy.generate(PROMPTS, 1, GREEDY, [(i,) for i in range(len(PROMPTS))])
     stopped = 0
@@ -139,7 +147,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
 @pytest.mark.parametrize("kind", [LlamaDecoding, TransformersDecoding])
 def test_answers_that_are_alike_so_far_are_computed_once(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens fed to the model are the distinct beginnings of the answers, but for rows that wait to leave."""
-    monkeypatch.setattr(compiled, "LARGEST", 0)
+    take("llama", monkeypatch)
     monkeypatch.setattr(engine, "LEAVE_SHARE", 1.0)  # nothing waits
     policy = policy_of(build("llama"), fast=kind is LlamaDecoding)
     policy.stop_tokens = (2, 3, 4)

@@ -1,7 +1,9 @@
-"""Decoding of small models on a CPU without a framework: `engine.Decode` by `outdo.language.kernels`.
+"""Decoding on a CPU without a framework: `engine.Decode` by `outdo.language.kernels`.
 
-Where a product takes microseconds, calling it takes longer than computing it. Here only the prompts are computed by
-torch; the rest is one compiled loop, for which each thread has rows of its own, so that none waits for another.
+Where a product takes microseconds, calling it takes longer than computing it; and beside a few rows a large matrix
+takes longer in torch's product than in `outdo.language.columns`. Here only the prompts are computed by torch; the rest
+is one compiled loop. For a small model each thread has rows of its own, so that none waits for another. The weights of
+a large one should come out of memory once, not once for each thread: there the threads decode all rows together.
 
 Axes: R rows, H query heads, K key/value heads, E head size, P longest prompt, S slots of the cache.
 """
@@ -22,36 +24,54 @@ from outdo.language.llama import Block, LlamaDecoder
 from outdo.language.packing import pack
 
 if TYPE_CHECKING:
-    from outdo.language.kernels import Model
+    from outdo.language.columns import Team
+    from outdo.language.kernels import Model, Shared
 
-LARGEST = 1 << 23
-"""Matrices with more weights than this are left to torch: there the products count, and its are faster."""
+SMALL = 1 << 23
+"""With at most so many weights in its matrices, which then stay in the cache, each thread has rows of its own."""
+MOST_ROWS = 64
+"""More rows of a model that is not small are left to torch, whose products then are as fast."""
 
 
 def llama_decode(decoder: LlamaDecoder, head: Head) -> Decode:
-    """The fastest way to decode a Llama-shaped model: compiled if it is small, in float32 and on a CPU."""
+    """The fastest way to decode a Llama-shaped model: compiled in float32 on a CPU, save many rows of a large one."""
     weights = decoder.flat.shadow
-    if weights.dtype == torch.float32 and weights.device.type == "cpu" and weights.numel() <= LARGEST:
-        return partial(decode, decoder, head)
-    return partial(decode_stepwise, partial(LlamaDecoding, decoder), head)
+    stepwise = partial(decode_stepwise, partial(LlamaDecoding, decoder), head)
+    if weights.dtype != torch.float32 or weights.device.type != "cpu":
+        return stepwise
+
+    def either(job: Job) -> Answers:
+        few = _is_small(decoder) or len(job.rows) <= MOST_ROWS
+        return decode(decoder, head, job) if few else stepwise(job)
+
+    return either
+
+
+def _is_small(decoder: LlamaDecoder) -> bool:
+    return decoder.flat.shadow.numel() <= SMALL
 
 
 @torch.no_grad()
 def decode(decoder: LlamaDecoder, head: Head, job: Job) -> Answers:
-    """Decode a job; each of torch's threads takes a share of the rows to their ends."""
-    from outdo.language import kernels  # here, as numba takes a while to import, and memory
+    """Decode a job on all of torch's threads: each takes rows of a small model, or a part of a large one's products."""
+    from outdo.language import columns, kernels  # here, as numba takes a while to import, and memory
 
     answers = Answers(len(job.rows), job.uniforms.shape[1])
     hidden, keys, values = _prefill(decoder, job)
     model = _model(decoder, head, keys.shape[4])
-    sampling = job.sampling
+    sampling, threads = job.sampling, torch.get_num_threads()
     draw = kernels.Draw(np.float32(sampling.temperature), sampling.top_k, sampling.top_p)
     filled = np.array([len(job.prompts[i]) for i in job.rows])
     limits, stops = np.array(job.limits), np.array(job.stop_tokens, np.int64)
+    parts, members = [slice(0, len(job.rows))], threads
+    if _is_small(decoder):
+        parts, members = _parts(len(job.rows), threads), 1
 
-    def run(part: slice) -> None:
+    def run(part: slice, shared: Shared, team: Team) -> None:
         kernels.decode(
             model,
+            team,
+            shared,
             hidden.numpy()[part],
             keys.numpy()[part],
             values.numpy()[part],
@@ -66,20 +86,36 @@ def decode(decoder: LlamaDecoder, head: Head, job: Job) -> Answers:
             answers.stopped[part],
         )
 
-    parts = _parts(len(job.rows), torch.get_num_threads())
-    if len(parts) == 1:
-        run(parts[0])
+    given: list[tuple[slice, Shared, Team]] = []
+    for part in parts:
+        shared, meeting = _shared(model, keys, part.stop - part.start), np.zeros(1, np.int64)
+        given += [(part, shared, columns.Team(rank, members, meeting)) for rank in range(members)]
+    if len(given) == 1:
+        run(*given[0])
     else:
-        with ThreadPoolExecutor(len(parts)) as pool:
-            list(pool.map(run, parts))
+        with ThreadPoolExecutor(len(given)) as pool:
+            list(pool.map(run, *zip(*given, strict=True)))
     return answers
 
 
 def _parts(rows: int, threads: int) -> list[slice]:
-    """Slices of about equally many rows, one a thread; products take rows in fours, so fewer make no sense."""
+    """Slices of about equally many rows, one a thread; products take as long for one row as for half the lanes."""
+    from outdo.language.columns import LANES
+
     each = -(-rows // threads)
-    each += -each % 4
+    each += -each % (LANES // 2)
     return [slice(first, min(first + each, rows)) for first in range(0, rows, each)]
+
+
+def _shared(model: Model, keys: Tensor, rows: int) -> Shared:
+    """Room for what the threads compute for each other."""
+    from outdo.language.columns import LINE
+    from outdo.language.kernels import Shared
+
+    size = keys.shape[3]
+    widths = ((model.heads + 2 * model.kv_heads) * size, model.heads * size, model.norm.size)
+    widths += (2 * model.units, model.units, len(model.head) + LINE)
+    return Shared(*(np.zeros((rows, width), np.float32) for width in widths))
 
 
 def _prefill(d: LlamaDecoder, job: Job) -> tuple[Tensor, Tensor, Tensor]:

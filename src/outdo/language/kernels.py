@@ -1,8 +1,10 @@
 """Compiled decoding of a Llama-shaped model in float32: from the first hidden states to the last tokens, in one call.
 
 Rows are independent: each has its own place in the cache and leaves the loop when it ends, so what a row samples
-depends on nothing else in the call. Products are written out for four rows and four outputs at a time, whose
-sixteen sums stay in registers. Nothing is checked here; `outdo.language.compiled` builds the arguments.
+depends on nothing else in the call. The threads of a team share the rows for all that is done row by row, and the
+outputs of each product: they meet wherever one needs what another computed. What is little work, the norms and the
+layout of the products' inputs, each does for itself. Nothing is checked here; `outdo.language.compiled` builds the
+arguments.
 
 Axes: R rows, D hidden, H query heads, K key/value heads, E head size, F feed-forward units, V vocabulary, S slots of
 the cache, T longest answer.
@@ -16,6 +18,8 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from outdo.language.columns import LANES, lay_out, meet, product, share
 
 Floats = NDArray[np.float32]
 ORDERED: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
@@ -41,6 +45,19 @@ class Model(NamedTuple):
     heads: int
     kv_heads: int
     units: int  # F
+
+
+class Shared(NamedTuple):
+    """What the threads of a team write for each other."""
+
+    qkv: Floats  # [R, (H + 2K) E]
+    attended: Floats  # [R, H E]
+    change: Floats  # [R, D], to be added to the residual stream
+    gate_up: Floats  # [R, 2F]
+    active: Floats  # [R, F]
+    logits: (
+        Floats  # [R, V], and a line more: rows a multiple of a page apart would meet in the same cache lines
+    )
 
 
 class Draw(NamedTuple):
@@ -71,32 +88,6 @@ def exp(x: Any) -> Any:
 
 
 @numba.njit(**SUMS)
-def _product(x: Any, w: Any, rows: int, out: Any) -> None:
-    """Product x w^T of the first `rows` of x [., A] and w [B, A] into `out`; x and out hold a multiple of four rows."""
-    zero = np.float32(0)
-    outputs, size = w.shape
-    for block in range((outputs + 3) // 4):
-        o = min(4 * block, outputs - 4)  # the last block overlaps the one before
-        w0, w1, w2, w3 = w[o], w[o + 1], w[o + 2], w[o + 3]
-        for r in range(0, rows, 4):
-            x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
-            a00 = a01 = a02 = a03 = a10 = a11 = a12 = a13 = zero
-            a20 = a21 = a22 = a23 = a30 = a31 = a32 = a33 = zero
-            for d in range(size):
-                p0, p1, p2, p3 = w0[d], w1[d], w2[d], w3[d]
-                q0, q1, q2, q3 = x0[d], x1[d], x2[d], x3[d]
-                a00, a01, a02, a03 = a00 + q0 * p0, a01 + q0 * p1, a02 + q0 * p2, a03 + q0 * p3
-                a10, a11, a12, a13 = a10 + q1 * p0, a11 + q1 * p1, a12 + q1 * p2, a13 + q1 * p3
-                a20, a21, a22, a23 = a20 + q2 * p0, a21 + q2 * p1, a22 + q2 * p2, a23 + q2 * p3
-                a30, a31, a32, a33 = a30 + q3 * p0, a31 + q3 * p1, a32 + q3 * p2, a33 + q3 * p3
-            y0, y1, y2, y3 = out[r], out[r + 1], out[r + 2], out[r + 3]
-            y0[o], y0[o + 1], y0[o + 2], y0[o + 3] = a00, a01, a02, a03
-            y1[o], y1[o + 1], y1[o + 2], y1[o + 3] = a10, a11, a12, a13
-            y2[o], y2[o + 1], y2[o + 2], y2[o + 3] = a20, a21, a22, a23
-            y3[o], y3[o + 1], y3[o + 2], y3[o + 3] = a30, a31, a32, a33
-
-
-@numba.njit(**SUMS)
 def norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
     """Root-mean-square norm of one vector."""
     total = np.float32(0)
@@ -118,12 +109,12 @@ def _add_and_norm(x: Any, change: Any, rows: int, weight: Any, eps: Any, out: An
 
 
 @numba.njit(**SUMS)
-def _gate(gate_up: Any, rows: int, out: Any) -> None:
-    """silu(gate) * up of [R, 2F]."""
+def _gate(gate_up: Any, rows: int, low: int, high: int, out: Any) -> None:
+    """Units `low` to `high` of silu(gate) * up [R, F], for [R, 2F]."""
     units = out.shape[1]
     for r in range(rows):
         gate, up, y = gate_up[r, :units], gate_up[r, units:], out[r]
-        for f in range(units):
+        for f in range(low, high):
             y[f] = gate[f] / (np.float32(1) + exp(-gate[f])) * up[f]
 
 
@@ -198,52 +189,75 @@ def _matrix(model: Any, place: int, outputs: int, inputs: int) -> Any:
 
 
 @numba.njit(**ORDERED)
-def _layer(model: Any, layer: int, live: Any, slots: Any, keys: Any, values: Any, work: Any) -> None:
+def _layer(
+    model: Any, team: Any, layer: int, live: Any, slots: Any, keys: Any, values: Any, shared: Any, own: Any
+) -> None:
     """One layer for the live rows: from their residual stream and its pending change to the next change."""
-    x, change, normed, qkv, attended, gate_up, active, scores, _ = work
-    rows, hidden, place = live.size, x.shape[1], model.places[layer]
-    shape = (model.heads, model.kv_heads, keys.shape[3])
-    size, turned = shape[2], model.heads + model.kv_heads
-    vectors = model.vectors
-    _add_and_norm(x, change, rows, vectors[place[NORM1] : place[NORM1] + hidden], model.eps, normed)
-    _product(normed, _matrix(model, place[QKV], qkv.shape[1], hidden), rows, qkv)
-    for r in range(rows):
-        row, at = live[r], slots[r]
-        if place[QKV_BIAS] >= 0:
-            bias = vectors[place[QKV_BIAS] : place[QKV_BIAS] + qkv.shape[1]]
-            for o in range(bias.size):
-                qkv[r, o] += bias[o]
-        parts = qkv[r].reshape(-1, size)
-        for h in range(turned):
-            if place[Q_NORM] >= 0:
-                own = place[Q_NORM] if h < model.heads else place[K_NORM]
-                norm(parts[h], vectors[own : own + size], model.eps, parts[h])
-            _rotate(parts[h], model.cos[at], model.sin[at])
-        _attend(parts, keys[row, layer], values[row, layer], at, shape, scores, attended[r])
-    _product(attended, _matrix(model, place[OUT], hidden, attended.shape[1]), rows, change)
-    _add_and_norm(x, change, rows, vectors[place[NORM2] : place[NORM2] + hidden], model.eps, normed)
-    _product(normed, _matrix(model, place[GATE_UP], gate_up.shape[1], hidden), rows, gate_up)
-    _gate(gate_up, rows, active)
-    _product(active, _matrix(model, place[DOWN], hidden, model.units), rows, change)
+    x, normed, columns, scores = own
+    rows, hidden, place, vectors = live.size, x.shape[1], model.places[layer], model.vectors
+    outputs, inner = shared.qkv.shape[1], shared.attended.shape[1]
+    _add_and_norm(x, shared.change, rows, vectors[place[NORM1] : place[NORM1] + hidden], model.eps, normed)
+    lay_out(normed, rows, hidden, columns)
+    low, high = share(team, outputs)
+    product(columns, rows, _matrix(model, place[QKV], outputs, hidden), low, high, shared.qkv)
+    meet(team)
+    low, high = share(team, rows)
+    for r in range(low, high):
+        row, parts = live[r], _rotated(model, place, shared.qkv[r], slots[r], keys.shape[3])
+        shape = (model.heads, model.kv_heads, keys.shape[3])
+        _attend(parts, keys[row, layer], values[row, layer], slots[r], shape, scores, shared.attended[r])
+    meet(team)
+    lay_out(shared.attended, rows, inner, columns)
+    low, high = share(team, hidden)
+    product(columns, rows, _matrix(model, place[OUT], hidden, inner), low, high, shared.change)
+    meet(team)
+    _add_and_norm(x, shared.change, rows, vectors[place[NORM2] : place[NORM2] + hidden], model.eps, normed)
+    lay_out(normed, rows, hidden, columns)
+    low, high = share(team, model.units)
+    w = _matrix(model, place[GATE_UP], 2 * model.units, hidden)
+    product(columns, rows, w, low, high, shared.gate_up)
+    product(columns, rows, w, model.units + low, model.units + high, shared.gate_up)
+    _gate(shared.gate_up, rows, low, high, shared.active)
+    meet(team)
+    lay_out(shared.active, rows, model.units, columns)
+    low, high = share(team, hidden)
+    product(columns, rows, _matrix(model, place[DOWN], hidden, model.units), low, high, shared.change)
+    meet(team)
+
+
+@numba.njit(**ORDERED)
+def _rotated(model: Any, place: Any, qkv: Any, at: int, size: int) -> Any:
+    """Query, key and value heads [H + 2K, E] of one row in place, with bias and norms, rotated for position `at`."""
+    if place[QKV_BIAS] >= 0:
+        for o in range(qkv.size):
+            qkv[o] += model.vectors[place[QKV_BIAS] + o]
+    parts = qkv.reshape(-1, size)
+    for h in range(model.heads + model.kv_heads):
+        if place[Q_NORM] >= 0:
+            own = place[Q_NORM] if h < model.heads else place[K_NORM]
+            norm(parts[h], model.vectors[own : own + size], model.eps, parts[h])
+        _rotate(parts[h], model.cos[at], model.sin[at])
+    return parts
 
 
 @numba.njit(**ORDERED)
 def _cut(z: Any, top_k: int, top_p: float) -> None:
     """Set the scores outside top-k and top-p to -inf, in place; see `head.restrict`."""
-    order = np.argsort(-z)
     if top_k and top_k < z.size:
-        threshold = z[order[top_k - 1]]
+        threshold = -np.partition(-z, top_k - 1)[top_k - 1]
         for v in range(z.size):
             if z[v] < threshold:
                 z[v] = -np.inf
     if top_p < 1.0:
+        kept = np.nonzero(z != -np.inf)[0]
+        order = kept[np.argsort(-z[kept])]
         total, before = 0.0, 0.0
-        for v in range(z.size):
+        for v in order:
             total += math.exp(z[v] - z[order[0]])
-        for i in range(z.size):
-            mass = math.exp(z[order[i]] - z[order[0]]) / total
+        for v in order:
+            mass = math.exp(z[v] - z[order[0]]) / total
             if before >= top_p:
-                z[order[i]] = -np.inf
+                z[v] = -np.inf
             before += mass
 
 
@@ -280,6 +294,8 @@ def choose(z: Any, draw: Any, uniform: float) -> tuple[int, float]:
 @numba.njit(**ORDERED)
 def decode(
     model: Any,
+    team: Any,
+    shared: Any,
     hidden: Floats,
     keys: Floats,
     values: Floats,
@@ -293,42 +309,47 @@ def decode(
     lengths: NDArray[np.int64],
     stopped: NDArray[np.bool_],
 ) -> None:
-    """Decode rows to their ends: `hidden` [R, D] predicts their first tokens, the rest is filled in.
+    """One thread's part in decoding rows to their ends: `hidden` [R, D] predicts their first tokens.
 
     `keys` [R, layers, K, E, S] and `values` [R, layers, K, S, E] hold `filled` [R] tokens of each row; `limits` [R]
     bounds the answers. Written are `tokens` and `logps` [R, T], `lengths` and `stopped` [R].
     """
     count, size = hidden.shape
-    room = (count + 3) // 4 * 4
-    inner, outer = model.heads * keys.shape[3], (model.heads + 2 * model.kv_heads) * keys.shape[3]
-    x, change = np.zeros((room, size), np.float32), np.zeros((room, size), np.float32)
-    normed = np.zeros((room, size), np.float32)
-    qkv, attended = np.zeros((room, outer), np.float32), np.zeros((room, inner), np.float32)
-    gate_up = np.zeros((room, 2 * model.units), np.float32)
-    active, logits = np.zeros((room, model.units), np.float32), np.zeros((room, len(model.head)), np.float32)
-    scores = np.zeros(keys.shape[4], np.float32)
-    work = (x, change, normed, qkv, attended, gate_up, active, scores, logits)
+    x, normed = np.zeros((count, size), np.float32), hidden.copy()
+    widest = max(size, shared.attended.shape[1], model.units)
+    own = (x, normed, np.zeros((count + LANES) * widest, np.float32), np.zeros(keys.shape[4], np.float32))
     live, slots = np.arange(count), filled.copy()
-    normed[:count] = hidden
     for step in range(tokens.shape[1]):
-        _product(normed, model.head, live.size, logits)
-        going = 0
-        for r in range(live.size):
-            row = live[r]
-            token, logp = choose(logits[r], draw, uniforms[row, step])
-            tokens[row, step], logps[row, step], lengths[row] = token, logp, step + 1
+        lay_out(normed, live.size, size, own[2])
+        low, high = share(team, len(model.head))
+        product(own[2], live.size, model.head, low, high, shared.logits)
+        meet(team)
+        low, high = share(team, live.size)
+        for r in range(low, high):
+            row, scores = live[r], shared.logits[r, : len(model.head)]
+            tokens[row, step], logps[row, step] = choose(scores, draw, uniforms[row, step])
+            lengths[row] = step + 1
             for stop in stops:
-                stopped[row] = stopped[row] or token == stop
+                stopped[row] = stopped[row] or tokens[row, step] == stop
+        meet(team)
+        going = 0
+        for row in live:
             if not stopped[row] and step + 1 < limits[row]:
-                live[going], slots[going], x[going] = row, filled[row] + step, model.embedding[token]
+                live[going], slots[going], x[going] = (
+                    row,
+                    filled[row] + step,
+                    model.embedding[tokens[row, step]],
+                )
                 going += 1
         live, slots = live[:going], slots[:going]
         if not going:
             break
-        change[:] = 0
+        low, high = share(team, count)
+        shared.change[low:high] = 0
+        meet(team)
         for layer in range(len(model.places)):
-            _layer(model, layer, live, slots, keys, values, work)
-        _add_and_norm(x, change, going, model.norm, model.eps, normed)
+            _layer(model, team, layer, live, slots, keys, values, shared, own)
+        _add_and_norm(x, shared.change, going, model.norm, model.eps, normed)
 
 
 @numba.njit(**SUMS)
@@ -359,11 +380,7 @@ def rows_norm_backward(x: Any, weight: Any, eps: Any, grad: Any, add_to: Any, ou
 @numba.njit(**SUMS)
 def gated(gate_up: Any, out: Any) -> None:
     """silu(gate) * up [N, F] of both side by side [N, 2F]."""
-    units = out.shape[1]
-    for n in range(len(out)):
-        gate, up, y = gate_up[n, :units], gate_up[n, units:], out[n]
-        for f in range(units):
-            y[f] = gate[f] / (np.float32(1) + exp(-gate[f])) * up[f]
+    _gate(gate_up, len(out), 0, out.shape[1], out)
 
 
 @numba.njit(**SUMS)
