@@ -220,15 +220,13 @@ def trl_worker(model: str, precision: str) -> None:
 # -- the bound -------------------------------------------------------------------------------------------------
 
 
-def machine() -> tuple[float, dict[str, float]]:
-    """Bytes a second that a sum reads, and floating-point operations a second of a large product by dtype."""
+def machine(precision: str) -> tuple[float, float]:
+    """Bytes a second that a sum reads, and floating-point operations a second of a large product in `precision`."""
     data = torch.ones(1 << 28)
     best = min(_seconds(data.sum) for _ in range(5))
-    rates = {}
-    for name in ("float32", "bfloat16"):
-        a = torch.randn(2048, 2048).to(getattr(torch, name))
-        rates[name] = 2 * 2048**3 / min(_seconds(lambda a=a: a @ a) for _ in range(8))
-    return data.nbytes / best, rates
+    a = torch.randn(2048, 2048).to(getattr(torch, precision))
+    product = min(_seconds(lambda: a @ a) for _ in range(8))
+    return data.nbytes / best, 2 * 2048**3 / product
 
 
 def _seconds(call: Callable[[], Any]) -> float:
@@ -239,18 +237,17 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def bound(parameters: int, precision: str, prompt: int) -> dict[str, float]:
     """Least seconds for the work: weights streamed once a token, 6 operations a parameter and token, AdamW's bytes."""
-    bandwidth, rates = machine()
+    bandwidth, rate = machine(precision)
     width = 2 if precision == "bfloat16" else 4
     tokens = PROMPTS * (GROUP * TOKENS + prompt)
     # AdamW reads gradient, weight and two moments and writes the last three, all float32, then the cast copy.
     optimiser = parameters * (7 * 4 + (2 if width == 2 else 0)) / bandwidth
     parts = {
         "generation": TOKENS * parameters * width / bandwidth,
-        "update": 6 * parameters * tokens / rates[precision],
+        "update": 6 * parameters * tokens / rate,
         "optimiser": optimiser,
     }
-    product = rates[precision] / 1e12
-    print(f"machine: {bandwidth / 1e9:.1f} GB/s read, {product:.2f} TFLOP/s in {precision} products")
+    print(f"machine: {bandwidth / 1e9:.1f} GB/s read, {rate / 1e12:.2f} TFLOP/s in {precision} products")
     return {**parts, "step": sum(parts.values())}
 
 
