@@ -204,12 +204,18 @@ def test_lag_is_the_missing_share_of_the_experts_way():
         said(None),
     )
     assert shares == pytest.approx([0, 0, 1 - 44.5 / 64, 1, 1])
-    # of a short way the share of 10 m: the expert creeps 6.4 m, who brakes by 1 m/s² stands after 0.5 m
-    assert values("lag", road(moving(0, 0, 1)), said(STRAIGHT, (10, -1, 0), (54, 0, 0))) == pytest.approx(
-        [0.59]
-    )
     parked = road(moving(0, 0, 0))
     assert values("lag", parked, said(STRAIGHT, (64, 0, 0))) == [0]  # where nobody gets on, nobody lags
+
+
+def test_hesitation_is_the_speed_that_is_missing_when_the_next_plan_is_due():
+    # the expert keeps 10 m/s; after 0.8 s it is at 10 − 0.8·a
+    scene = road(moving(0, 0, 10))
+    braking, late = said(STRAIGHT, (8, -1, 0), (56, 1, 0)), said(STRAIGHT, (8, 0, 0), (56, -1, 0))
+    found = values("hesitation", scene, braking, late, said(STRAIGHT, (64, 2, 0)), said(None))
+    assert found == pytest.approx([0.8 / 2.8, 0, 0, 1])
+    # the first goes further than the expert in the end: no lag
+    assert values("lag", scene, braking) == [0]
 
 
 def test_off_road():
@@ -315,6 +321,7 @@ def ladders():
     yield "consistency", graded(free, none, said("stop; turn left.", (64, 0, 0)), steady)
     yield "l2", graded(free, none, *(said(keep, (64, a, 0)) for a in (9.8, 3, 1, 0.2, 0)))
     yield "lag", graded(free, none, *(said(keep, (64, a, 0)) for a in (-1.5, -1, -0.5, 0)))
+    yield "hesitation", graded(free, none, *(said(keep, (64, a, 0)) for a in (-1.5, -1, -0.5, 0)))
     yield "jerk", graded(free, none, *(said(keep, (32, a, 0), (32, -a, 0)) for a in (9, 3, 1, 0)))
     yield "collision", graded(lead, none, steady, brake)
     yield "close_encounter", graded(lead, none, steady, brake)

@@ -100,8 +100,9 @@ class DrivingRewardConfig(Section, frozen=True):
     quality: Weight = Field(0.0, description="Reasoning quality, 0 to 5: by rules, or by `[judge]`.")
     consistency: Weight = Field(0.0, description="1 where words and trajectory agree on both axes.")
     l2: Weight = Field(0.0, description="Taken off: d/(d + 2 m) of the mean distance d from the expert.")
-    lag: Weight = Field(
-        0.0, description="Taken off: share of the expert's progress (or of 10 m) that is missing."
+    lag: Weight = Field(0.0, description="Taken off: share of the expert's progress that is missing.")
+    hesitation: Weight = Field(
+        0.0, description="Taken off: u/(u + 2 m/s) of the speed u missing to the expert's after 0.8 s."
     )
     collision: Weight = Field(0.0, description="Taken off: 1 for a contact.")
     jerk: Weight = Field(0.0, description="Taken off: j/(j + 4.13 m/s³) of the mean jerk j.")
@@ -124,6 +125,7 @@ def _all_terms() -> DrivingRewardConfig:
         consistency=1,
         l2=1,
         lag=1,
+        hesitation=1,
         collision=1,
         jerk=0.2,
         close_encounter=1,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outdo.driving.observation import AHEAD, POINTS, Observation
-from outdo.driving.relations import RELATIONS, relations
+from outdo.driving.relations import RELATIONS, braking, relations
 from outdo.driving.scene import HISTORY, MAX_ACTORS, Kind, Light
 from outdo.language.sampling import TextObs
 
@@ -46,7 +46,7 @@ class SceneEncoder(nn.Module):
             "lanes": 4 * POINTS + 3,
             "actors": HISTORY * 8 + 2 + len(Kind) + 2 + RELATIONS,
             "route": 5 * AHEAD,
-            "ego": 11,
+            "ego": 12,
         }
         self.networks = nn.ModuleDict(
             {
@@ -111,8 +111,10 @@ def _features(seen: Observation, scenes: Tensor) -> dict[str, Tensor]:
     ahead = of(seen.route_present)[..., None].float()
     light = nn.functional.one_hot(of(seen.light).long(), len(Light)).float()
     stop = of(seen.stop_distance)[:, None]
+    line = (of(seen.light) != Light.DARK)[:, None]
     ego = [
         light,
+        braking(15 * speed[:, 0, -1], stop) / 5 * line,
         stop / 50,
         torch.asinh(stop / 2) / 4,
         of(seen.offset)[:, None],

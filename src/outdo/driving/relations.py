@@ -27,7 +27,7 @@ def relations(agents: Tensor, size: Tensor, route: Tensor, there: Tensor) -> Ten
     | d | m to the left of the route |
     | v_s, v_d | m/s along the route and to its left |
     | c = ±(v_s(ego) − v_s) | m/s at which the two come together along the route |
-    | max(c, 0)²/(2·gap), at most 10 | m/s² of braking that c needs, gap = abs(s) less half of both lengths |
+    | `braking` | m/s² that c needs; the gap is abs(s) less half of both lengths |
     """
     start, unit, length, known = _segments(route, there)
     before = length.cumsum(1) - length
@@ -45,8 +45,12 @@ def relations(agents: Tensor, size: Tensor, route: Tensor, there: Tensor) -> Ten
     s = s - s[:, :1]
     gap = s.abs() - (size[..., 0] + size[:, :1, 0]) / 2
     closing = (v_s[:, :1] - v_s) * s.sign()
-    needed = closing.clamp(min=0) ** 2 / (2 * gap.clamp(min=NEAREST))
-    return torch.stack([s, d, v_s, v_d, closing, needed.clamp(max=HARDEST)], -1)
+    return torch.stack([s, d, v_s, v_d, closing, braking(closing, gap)], -1)
+
+
+def braking(closing: Tensor, gap: Tensor) -> Tensor:
+    """Braking in m/s² that ends the speed `closing` c in m/s within a `gap` in m: max(c, 0)²/(2·gap), at most 10."""
+    return (closing.clamp(min=0) ** 2 / (2 * gap.clamp(min=NEAREST))).clamp(max=HARDEST)
 
 
 def _segments(route: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

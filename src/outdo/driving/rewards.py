@@ -21,6 +21,7 @@ from outdo.core.rewards import RewardTerm, Score, score_term
 from outdo.driving import comfort, critic, dynamics, kernels
 from outdo.driving.measures import Measures
 from outdo.driving.meta_actions import Across, Along, Segment
+from outdo.driving.metrics import progress_ratio
 from outdo.driving.outcomes import Outcome
 from outdo.driving.packing import arc_length
 from outdo.driving.reasoning import Lateral, Longitudinal, Side, Trace
@@ -142,20 +143,25 @@ def l2(outcomes: Sequence[Outcome], scale: float = 2.0) -> list[float]:
     return [1.0 if o.path is None else _share(_distance(o.path, o.reference.path), scale) for o in outcomes]
 
 
-def lag(outcomes: Sequence[Outcome], least: float = 10.0) -> list[float]:
+def lag(outcomes: Sequence[Outcome]) -> list[float]:
     """Share of the expert's progress along the route that is missing; going further earns nothing.
 
-        min(1, max(0, p_expert − p)/max(p_expert, least))   with progress p in m
-
-    Of a way under `least` m too, so that a stop short of where the expert stops costs something at every plan. Against
-    the caution that a sampled policy learns from the other terms: slower is safer while its own noise is what makes it
-    unsafe.
+    0 where the expert makes 5 m or less (`metrics.progress_ratio`). Against the caution that a sampled policy learns
+    from the other terms: slower is safer while its own noise is what makes it unsafe.
     """
-    return [1.0 if o.measures is None else _lag(o.measures.progress, _way(o), least) for o in outcomes]
+    return [1.0 if o.measures is None else 1 - progress_ratio(o.measures.progress, _way(o)) for o in outcomes]
 
 
-def _lag(made: float, way: float, least: float) -> float:
-    return min(1.0, max(way - made, 0.0) / max(way, least))
+def hesitation(outcomes: Sequence[Outcome], ticks: int = 8, scale: float = 2.0) -> list[float]:
+    """u/(u + scale) of the speed u in m/s that the ego lacks after `ticks` to that of the expert; being faster is free.
+
+    Only the beginning of a plan is driven before the next is made. One that is slower there and makes up for it later
+    loses nothing by `lag`, and never makes up for it.
+    """
+    return [
+        1.0 if o.path is None else _share(max(o.reference.path[ticks, 3] - o.path[ticks, 3], 0.0), scale)
+        for o in outcomes
+    ]
 
 
 def jerk(outcomes: Sequence[Outcome], scale: float = 4.13) -> list[float]:
@@ -241,6 +247,7 @@ TERMS = {
     "consistency": Term(consistency, 0, 1, "higher", 1.0),
     "l2": Term(l2, 0, 1, "lower", 1.0),
     "lag": Term(lag, 0, 1, "lower", 1.0),
+    "hesitation": Term(hesitation, 0, 1, "lower", 1.0),
     "collision": Term(collision, 0, 1, "lower", 1.0),
     "jerk": Term(jerk, 0, 1, "lower", 0.2),
     "close_encounter": Term(close_encounter, 0, 1, "lower", 1.0),
