@@ -266,6 +266,10 @@ def test_states_that_the_policy_drives_to_are_answered_and_scored_there():
     # the expert would go on to the limit of 15 m/s from there; its drive is what the answers lag behind
     assert all(info["terms"]["lag"] > 0.05 for info in batch.info[4:])
     assert all(info["terms"]["lag"] == 0 for info in batch.info[:4:2])
+    # what the policy makes of where it got to is no measure of the example's own state
+    measured = environment({"lag": 1.0}, examples(*long), scenes=4, visited=0.5, choose="disagreement")
+    measured.collect(FakeDriver(by_copy), 0)
+    assert len(measured.state_dict()["choice"]["table"]) == 2
     driven = policy.calls[:-1]
     assert all(call[2].temperature == 0 and len(call[3]) == 2 for call in driven)
     assert {call[3][0][0] for call in driven}.isdisjoint({streams[0][0]})

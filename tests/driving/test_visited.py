@@ -99,6 +99,12 @@ def test_a_short_log_is_just_long_enough():
     assert (found[0].now, found[0].future) == (NOW + EVERY, HORIZON)
 
 
+def test_logs_of_different_lengths_are_driven_as_far_as_the_shortest():
+    scenes = [alone(), alone(steps=NOW + 1 + HORIZON + EVERY)] * 5
+    found = visited(braking(0.0), scenes, np.random.default_rng(0))
+    assert {scene.now for scene, _ in found} == {NOW + EVERY}
+
+
 def test_what_comes_after_trouble_is_not_visited():
     """A wall of a vehicle 30 m ahead: at 10 m/s it is hit after 2.6 s, and half a second before is the last state."""
     wall = moving(30, 0, 0, steps=STEPS)
