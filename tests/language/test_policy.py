@@ -11,7 +11,7 @@ from models import FAST, GENERAL, build, policy_of, random_batch, reference_logp
 
 from outdo.language.adapters import Lora
 from outdo.language.load import load
-from outdo.language.packing import pack
+from outdo.language.packing import pack, packed_rows
 from outdo.language.policy import CausalPolicy
 from outdo.language.sampling import Sampling, TextObs
 
@@ -185,6 +185,24 @@ def test_shared_prompts_cost_once() -> None:
     policy = policy_of(build("llama"))
     assert len(policy.micro_batches(batch, 13)) == 1
     assert len(policy.micro_batches(batch, 12)) == 2
+
+
+def test_micro_batches_are_as_few_as_fit_and_even() -> None:
+    """Two prompts of 5 and 4 tokens, 4 answers of 3 tokens each: 3 and 1 would fit 14 tokens, 2 and 2 are even."""
+    prompts = ((5, 6, 7, 8, 9),) * 4 + ((4, 3, 2, 5),) * 4
+    pieces = [piece.tolist() for piece in packed_rows(prompts, [3] * 8, 14)]
+    assert pieces == [[4, 5], [6, 7], [0, 1], [2, 3]]
+    assert [len(piece) for piece in packed_rows(prompts, [3] * 8, 17)] == [4, 4]
+    assert len(packed_rows(prompts, [3] * 8, 1)) == 8
+
+
+def test_products_in_float32_compute_no_padding() -> None:
+    batch = random_batch(lengths=(4, 4))
+    piece = pack(batch.obs.prompts, batch.action, batch.lengths)
+    for precision, count in (("float32", 11), ("bfloat16", 32)):
+        decoder = policy_of(build("llama"), precision=precision).decoder
+        assert decoder is not None
+        assert len(decoder.forward(piece)[0]) == count
 
 
 @pytest.mark.parametrize("fast", [True, False])
