@@ -9,7 +9,9 @@ import pytest
 import torch
 from models import FAST, GENERAL, build, policy_of, random_batch, reference_logp
 
+from outdo.language import head
 from outdo.language.adapters import Lora
+from outdo.language.head import Head
 from outdo.language.load import load
 from outdo.language.packing import pack, packed_rows
 from outdo.language.policy import CausalPolicy
@@ -60,6 +62,28 @@ def test_entropy_has_its_value_and_its_gradient(name: str) -> None:
     entropy.sum().backward()
     expected.sum().backward()
     assert relative(gradients(policy), {n: p.grad for n, p in exact.named_parameters()}) < 1e-5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5, top_k=5)])
+def test_probabilities_that_are_kept_spare_the_second_product(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and gradients are those of logits computed again, with tokens of no coefficient among them."""
+    batch, logits, calls = random_batch(sampling), Head.logits, list[int]()
+    monkeypatch.setattr(Head, "logits", lambda head, h: calls.append(len(h)) or logits(head, h))
+    coefficient = torch.randn(batch.logp.shape, generator=torch.Generator().manual_seed(1))
+    coefficient[:, 1] = 0
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for most in (1 << 24, 97 * 4):
+        monkeypatch.setattr(head, "CHUNK_ELEMENTS", most)
+        policy = policy_of(build("llama-tied"))
+        calls.clear()
+        logp = policy.evaluate(batch).logp
+        (logp * coefficient).sum().backward()
+        assert (sum(calls) == int(batch.valid.sum())) == (most == 1 << 24)
+        found.append((logp.detach(), gradients(policy)))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    assert relative(found[0][1], found[1][1]) < 1e-6
 
 
 def test_entropy_for_the_log_carries_no_gradient() -> None:
