@@ -121,11 +121,12 @@ def score_kept(
     They take the place of the logits: in float32, of a plain head.
     """
     p = head.logits(hidden)
-    logp, entropy = torch.empty_like(p[:, 0]), torch.empty_like(p[:, 0])
-    for rows in torch.arange(len(target), device=target.device).split(head.part()):
-        at = slice(int(rows[0]), int(rows[-1]) + 1)
-        logp[at], entropy[at], p[at] = _score(p[at], target[at], sampling)
-    return logp, entropy, p
+    few = max(1, head.part() // 4)  # beside the logits little room is taken
+    scores: list[tuple[Tensor, Tensor]] = []
+    for z, y in zip(p.split(few), target.split(few), strict=True):
+        logp, entropy, z[:] = _score(z, y, sampling)
+        scores.append((logp, entropy))
+    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores]), p
 
 
 def _score(z: Tensor, y: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
