@@ -328,7 +328,7 @@ def main() -> None:
         "--rounds", type=int, default=3, help="measured steps of each peer, after one to warm up"
     )
     tokens = "tokens outdo computes at once: more is faster and takes more memory"
-    parser.add_argument("--micro-batch", type=int, default=256, help=tokens)
+    parser.add_argument("--micro-batch", type=int, default=320, help=tokens)
     parser.add_argument("--own", default="bfloat16", help="precisions of outdo, separated by commas")
     parser.add_argument(
         "--peers", default="bfloat16", help="precisions of TRL, separated by commas; empty: none"

@@ -9,9 +9,11 @@ import pytest
 import torch
 from models import FAST, GENERAL, build, policy_of, random_batch, reference_logp
 
+from outdo.language import head
 from outdo.language.adapters import Lora
+from outdo.language.head import Head
 from outdo.language.load import load
-from outdo.language.packing import pack
+from outdo.language.packing import pack, packed_rows
 from outdo.language.policy import CausalPolicy
 from outdo.language.sampling import Sampling, TextObs
 
@@ -60,6 +62,28 @@ def test_entropy_has_its_value_and_its_gradient(name: str) -> None:
     entropy.sum().backward()
     expected.sum().backward()
     assert relative(gradients(policy), {n: p.grad for n, p in exact.named_parameters()}) < 1e-5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.5, top_k=5)])
+def test_probabilities_that_are_kept_spare_the_second_product(
+    sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and gradients are those of logits computed again, with tokens of no coefficient among them."""
+    batch, logits, calls = random_batch(sampling), Head.logits, list[int]()
+    monkeypatch.setattr(Head, "logits", lambda head, h: calls.append(len(h)) or logits(head, h))
+    coefficient = torch.randn(batch.logp.shape, generator=torch.Generator().manual_seed(1))
+    coefficient[:, 1] = 0
+    found: list[tuple[torch.Tensor, dict[str, torch.Tensor]]] = []
+    for most in (1 << 24, 97 * 4):
+        monkeypatch.setattr(head, "CHUNK_ELEMENTS", most)
+        policy = policy_of(build("llama-tied"))
+        calls.clear()
+        logp = policy.evaluate(batch).logp
+        (logp * coefficient).sum().backward()
+        assert (sum(calls) == int(batch.valid.sum())) == (most == 1 << 24)
+        found.append((logp.detach(), gradients(policy)))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-6)
+    assert relative(found[0][1], found[1][1]) < 1e-6
 
 
 def test_entropy_for_the_log_carries_no_gradient() -> None:
@@ -185,6 +209,24 @@ def test_shared_prompts_cost_once() -> None:
     policy = policy_of(build("llama"))
     assert len(policy.micro_batches(batch, 13)) == 1
     assert len(policy.micro_batches(batch, 12)) == 2
+
+
+def test_micro_batches_are_as_few_as_fit_and_even() -> None:
+    """Two prompts of 5 and 4 tokens, 4 answers of 3 tokens each: 3 and 1 would fit 14 tokens, 2 and 2 are even."""
+    prompts = ((5, 6, 7, 8, 9),) * 4 + ((4, 3, 2, 5),) * 4
+    pieces = [piece.tolist() for piece in packed_rows(prompts, [3] * 8, 14)]
+    assert pieces == [[4, 5], [6, 7], [0, 1], [2, 3]]
+    assert [len(piece) for piece in packed_rows(prompts, [3] * 8, 17)] == [4, 4]
+    assert len(packed_rows(prompts, [3] * 8, 1)) == 8
+
+
+def test_products_in_float32_compute_no_padding() -> None:
+    batch = random_batch(lengths=(4, 4))
+    piece = pack(batch.obs.prompts, batch.action, batch.lengths)
+    for precision, count in (("float32", 11), ("bfloat16", 32)):
+        decoder = policy_of(build("llama"), precision=precision).decoder
+        assert decoder is not None
+        assert len(decoder.forward(piece)[0]) == count
 
 
 @pytest.mark.parametrize("fast", [True, False])

@@ -67,13 +67,10 @@ class Operands:
 class Layout:
     """Both parts of a piece, and the attention they take part in."""
 
-    def __init__(self, packed: Packed, heads: int, kv_heads: int) -> None:
+    def __init__(self, packed: Packed, heads: int, kv_heads: int, padded: int) -> None:
         self.heads, self.kv_heads, self.rows = heads, kv_heads, packed.row_root
         total, device = len(packed.tokens), packed.tokens.device
-        self.total, self.padded = (
-            total,
-            total + -total % 32,
-        )  # what the tensors hold beyond `total` is padding
+        self.total, self.padded = total, padded  # what the tensors hold beyond `total` is padding
         reach = torch.arange(packed.root.shape[1], device=device) < packed.root_lengths[:, None]
         own = [
             torch.ones(n, n, dtype=torch.bool, device=device).tril()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outdo.language.head import Head, Sink, score, score_backward
+from outdo.language.head import Head, Sink, score, score_backward, score_kept
 from outdo.language.llama import LlamaDecoder
 from outdo.language.packing import Packed
 from outdo.language.sampling import Sampling
@@ -26,7 +26,11 @@ class _Fast(torch.autograd.Function):
     def forward(ctx, anchor, prefix, decoder, head_name, piece, sampling, entropy):  # noqa: ANN001, ANN205
         states, saved, _ = decoder.forward(piece, prefix, save=ctx.needs_input_grad[0])
         hidden = decoder.final_norm(states[piece.scored])
-        logp, h = score(hidden, Head(decoder.flat.weight(head_name)), piece.target, sampling)
+        head, ctx.kept = Head(decoder.flat.weight(head_name)), None
+        if ctx.needs_input_grad[0] and not entropy and head.keeps(len(hidden)):
+            logp, h, ctx.kept = score_kept(hidden, head, piece.target, sampling)
+        else:
+            logp, h = score(hidden, head, piece.target, sampling)
         ctx.decoder, ctx.head_name, ctx.piece, ctx.sampling, ctx.entropy = (
             decoder,
             head_name,
@@ -56,7 +60,9 @@ class _Fast(torch.autograd.Function):
             grad_logp,
             grad_entropy if ctx.entropy else None,
             Sink(decoder.flat.grad(ctx.head_name)),
+            ctx.kept,
         )
+        ctx.kept = None  # makes room for the backward pass of the body
         grad = decoder.final_norm_backward(ctx.states, grad.add_(grad_hidden))
         whole = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
         whole.index_add_(0, piece.scored, grad)

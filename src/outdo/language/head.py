@@ -3,8 +3,9 @@
 Axes: M positions whose next token is scored, H hidden units, V vocabulary.
 
 With z = W h / temperature and p = softmax(z), the gradient of log p(y) is rank one in the token's own
-coefficient: d log p(y) / dz = e_y - p. So the backward pass of a chunk needs one recomputed product and no
-elementwise pass over [M, V] beyond the softmax: dW = -(P^T (c * h)) + scatter(c * h), dh = c * (W_y - P W).
+coefficient: d log p(y) / dz = e_y - p. So the backward pass of a chunk needs one recomputed product (none where
+all rows are one chunk of float32, whose P is kept) and no elementwise pass over [M, V] beyond the softmax:
+dW = -(P^T (c * h)) + scatter(c * h), dh = c * (W_y - P W).
 """
 
 # torch calls the two methods of an autograd function with its own signature.
@@ -66,6 +67,14 @@ class Head:
         """Rows that make one chunk."""
         return max(1, CHUNK_ELEMENTS // self.weight.shape[0])
 
+    def part(self) -> int:
+        """Rows scored at a time, a quarter chunk: three float32 tensors are held at once, backward two as computed."""
+        return max(1, self.chunk() // 4)
+
+    def keeps(self, rows: int) -> bool:
+        """Whether the probabilities of `rows` rows are kept for the backward pass (`score_kept`)."""
+        return self.plain and self.weight.dtype == torch.float32 and 0 < rows <= self.chunk()
+
 
 def restrict(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> Tensor:
     """Logits of the distribution that is sampled: tempered, tokens outside top-k and top-p at -inf, [M, V].
@@ -97,21 +106,37 @@ def restrict(logits: Tensor, sampling: Sampling, keep: Tensor | None = None) -> 
 
 def score(hidden: Tensor, head: Head, target: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Log-probability [M] of `target` [M] and entropy [M] in nats, of the sampled distribution; no graph."""
-    # Quarter chunks: three tensors of float32 are held at once here, the backward pass holds two in the compute dtype.
-    chunks = torch.arange(len(target), device=target.device).split(max(1, head.chunk() // 4))
     none = hidden.new_zeros(0, dtype=torch.float32)
-    scores = [(none, none), *(_score(hidden[rows], head, target[rows], sampling) for rows in chunks)]
+    scores = [(none, none)]
+    for h, y in zip(hidden.split(head.part()), target.split(head.part()), strict=True):
+        scores.append(_score(head.logits(h), y, sampling)[:2])
     return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores])
 
 
-def _score(h: Tensor, head: Head, y: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """`score` of one chunk."""
-    log_p = restrict(head.logits(h), sampling, y).log_softmax(dim=-1, dtype=torch.float32)
+def score_kept(
+    hidden: Tensor, head: Head, target: Tensor, sampling: Sampling
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`score` of one chunk, and the probabilities [M, V], of which `score_backward` need not compute the logits again.
+
+    They take the place of the logits: in float32, of a plain head.
+    """
+    p = head.logits(hidden)
+    few = max(1, head.part() // 4)  # beside the logits little room is taken
+    scores: list[tuple[Tensor, Tensor]] = []
+    for z, y in zip(p.split(few), target.split(few), strict=True):
+        logp, entropy, z[:] = _score(z, y, sampling)
+        scores.append((logp, entropy))
+    return torch.cat([logp for logp, _ in scores]), torch.cat([entropy for _, entropy in scores]), p
+
+
+def _score(z: Tensor, y: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability, entropy and probabilities by logits z [M, V]."""
+    log_p = restrict(z, sampling, y).log_softmax(dim=-1, dtype=torch.float32)
     logp, p = log_p.gather(-1, y[:, None]).squeeze(-1), log_p.exp()
     if not sampling.top_k and sampling.top_p == 1.0:
-        return logp, -p.mul_(log_p).sum(dim=-1)
+        return logp, -log_p.mul_(p).sum(dim=-1), p
     # A token outside the cut has p log p = 0 times -inf, which entr knows to be 0.
-    return logp, torch.special.entr(p).sum(dim=-1)
+    return logp, torch.special.entr(p).sum(dim=-1), p
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +147,10 @@ class Sink:
     bias: Tensor | None = None
 
     def add_product(self, dz: Tensor, h: Tensor) -> None:
-        """Add dz^T h to the weight's gradient, for `dz` [M, V] and `h` [M, H], some rows at a time."""
-        if self.weight is not None:
+        """Add dz^T h to the weight's gradient, for `dz` [M, V] and `h` [M, H]; some rows at a time if it is cast."""
+        if self.weight is not None and self.weight.dtype == dz.dtype:
+            self.weight.addmm_(dz.t(), h)
+        elif self.weight is not None:
             for into, piece in zip(self.weight.split(SINK_ROWS), dz.split(SINK_ROWS, dim=1), strict=True):
                 into.add_(piece.t() @ h)
 
@@ -136,9 +163,11 @@ def score_backward(
     grad_logp: Tensor,
     grad_entropy: Tensor | None,
     sink: Sink,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """Gradient [M, H] in float32 of `score` by `hidden`; the head's own goes to `sink`.
 
+    `kept` are the probabilities [M, V] of `score_kept`, where the entropy has no gradient.
     Positions whose coefficients are 0 cost nothing: a group without signal has no backward pass.
     """
     out = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
@@ -146,16 +175,17 @@ def score_backward(
     for rows in wanted.nonzero().squeeze(-1).split(head.chunk()):
         h, y, c = hidden[rows].to(head.weight.dtype), target[rows], grad_logp[rows][:, None]
         if grad_entropy is None and head.plain:
-            out[rows] = _logp_backward(h, head, y, sampling, c / sampling.temperature, sink)
+            p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype) if kept is None else kept
+            p = p if kept is None or len(rows) == len(kept) else kept[rows]
+            out[rows] = _logp_backward(h, head, y, p, c / sampling.temperature, sink)
         else:
             g = torch.zeros_like(c) if grad_entropy is None else grad_entropy[rows][:, None]
             out[rows] = _full_backward(h, head, y, sampling, c, g, sink)
     return out
 
 
-def _logp_backward(h: Tensor, head: Head, y: Tensor, sampling: Sampling, c: Tensor, sink: Sink) -> Tensor:
+def _logp_backward(h: Tensor, head: Head, y: Tensor, p: Tensor, c: Tensor, sink: Sink) -> Tensor:
     """The gradient c (e_y - p), whose coefficient is taken out of the product with P."""
-    p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype)
     if sink.weight is not None:
         weighted = (h * c).to(h.dtype)
         sink.add_product(p, -weighted)

@@ -153,6 +153,11 @@ class LlamaDecoder:
             self._angles = (cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous())
         return self._angles[0][positions], self._angles[1][positions]
 
+    def _padded(self, tokens: Tensor) -> Tensor:
+        """Packed tokens or positions with zeros up to N; nothing attends to what they stand for."""
+        multiple = 32 if self.embedding.dtype == torch.bfloat16 else 1
+        return F.pad(tokens, (0, -len(tokens) % multiple))
+
     def project(self, w: Block, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Normalise, project and rotate: query, key and value [N, H + 2K, E] of one layer."""
         qkv = self._raw_qkv(w, rms_norm(x, w.norm1, self.eps, w.qkv.dtype))
@@ -213,12 +218,12 @@ class LlamaDecoder:
         """Hidden states [N, D] before the final norm, what `backward` needs, and each layer's [N, H + 2K, E].
 
         `prefix` [P, D] are embeddings of ids beyond the vocabulary (`embed`).
-        N is rounded up to a multiple of 32: products of other sizes take up to twice as long on AMX.
+        In bfloat16 N is rounded up to a multiple of 32: products of other sizes take up to twice as long on AMX.
         The last list is given when nothing is saved: it holds the keys and values a decoding cache starts from.
         """
-        cos, sin = self.angles(_padded(packed.positions), packed.max_position)
-        layout = Layout(packed, self.heads, self.kv_heads)
-        x = self.embed(_padded(packed.tokens), prefix)
+        cos, sin = self.angles(self._padded(packed.positions), packed.max_position)
+        layout = Layout(packed, self.heads, self.kv_heads, len(cos))
+        x = self.embed(self._padded(packed.tokens), prefix)
         kept = layout.scores * len(self.weights) <= KEPT_SCORES
         saved: list[_Saved] = []
         qkvs: list[Tensor] = []
@@ -252,8 +257,8 @@ class LlamaDecoder:
         That by the prefix is added to `prefix_grad` [P, D], where there was one. `saved` is consumed: each layer's
         entry is dropped as soon as it has been used.
         """
-        cos, sin = self.angles(_padded(packed.positions), packed.max_position)
-        layout = Layout(packed, self.heads, self.kv_heads)
+        cos, sin = self.angles(self._padded(packed.positions), packed.max_position)
+        layout = Layout(packed, self.heads, self.kv_heads, len(cos))
         for w, g in zip(reversed(self.weights), reversed(self.grads), strict=True):
             kept = saved.pop()
             grad = self._feed_forward_backward(w, g, kept, grad)
@@ -306,11 +311,6 @@ class LlamaDecoder:
         dq = rms_norm_backward(q.float(), w.q_norm, self.eps, dq.float(), g.q_norm)
         dk = rms_norm_backward(k.float(), w.k_norm, self.eps, dk.float(), g.k_norm)
         return torch.cat((dq.to(grad.dtype), dk.to(grad.dtype), dv), dim=1)
-
-
-def _padded(tokens: Tensor) -> Tensor:
-    """Packed tokens or positions with zeros up to a multiple of 32; nothing attends to what they stand for."""
-    return F.pad(tokens, (0, -len(tokens) % 32))
 
 
 def add_product(into: Tensor, left: Tensor, right: Tensor) -> None:

@@ -10,8 +10,10 @@ and its completion (demonstrations, whose prompts differ). Whichever makes fewer
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -136,19 +138,29 @@ def _spread(starts: Tensor, lengths: Tensor, padding: int) -> Tensor:
 
 
 def packed_rows(prompts: Sequence[tuple[int, ...]], lengths: Sequence[int], budget: int) -> list[Tensor]:
-    """Rows in pieces of about `budget` tokens (one row at least), those of one prompt next to each other."""
+    """Rows in as few pieces of at most `budget` tokens as will do (one row at least), the largest as small as can be.
+
+    Rows of one prompt are next to each other.
+    """
     order = sorted(range(len(prompts)), key=lambda i: (prompts[i], -lengths[i]))
+    cost = [lengths[i] + len(prompts[i]) for i in order]
+    common = [0, *(shared_length([prompts[a], prompts[b]]) for a, b in pairwise(order))]
+    fewest = len(_filled(cost, common, budget))
+    least = bisect_left(range(budget), -fewest, key=lambda limit: -len(_filled(cost, common, limit)))
+    return [torch.tensor([order[at] for at in piece]) for piece in _filled(cost, common, least)]
+
+
+def _filled(cost: Sequence[int], common: Sequence[int], limit: int) -> list[list[int]]:
+    """Items in turn, a new piece wherever one more would exceed `limit`; each saves `common` beside the one before."""
     pieces: list[list[int]] = []
     used = 0
-    for i in order:
-        common = shared_length([prompts[pieces[-1][-1]], prompts[i]]) if pieces else 0
-        cost = lengths[i] + len(prompts[i])
-        if not pieces or used + cost - common > budget:
+    for i, (own, saved) in enumerate(zip(cost, common, strict=True)):
+        if not pieces or used + own - saved > limit:
             pieces.append([])
-            used = common = 0
+            used = saved = 0
         pieces[-1].append(i)
-        used += cost - common
-    return [torch.tensor(piece) for piece in pieces]
+        used += own - saved
+    return pieces
 
 
 def spread(values: Tensor, row: Tensor, step: Tensor, shape: torch.Size) -> Tensor:
