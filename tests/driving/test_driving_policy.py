@@ -93,7 +93,8 @@ def test_scores_and_gradients_are_those_of_transformers(policy, seen):
     theirs = grads["model.embed_tokens.weight"].grad
     _, offset, shape = policy.flat._places["model.embed_tokens.weight"]
     mine = own["matrices"].view(-1)[offset : offset + shape.numel()].view(shape)
-    torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=2e-4)
+    # sums of many products of size 1 to 100: against float64 ours are off by 6e-5 and theirs by 1e-4
+    torch.testing.assert_close(mine, theirs, atol=2e-6 * float(theirs.abs().max()), rtol=2e-4)
 
 
 def test_what_is_sampled_is_what_is_scored(policy, seen):
