@@ -175,8 +175,10 @@ def score_backward(
     for rows in wanted.nonzero().squeeze(-1).split(head.chunk()):
         h, y, c = hidden[rows].to(head.weight.dtype), target[rows], grad_logp[rows][:, None]
         if grad_entropy is None and head.plain:
-            p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype) if kept is None else kept
-            p = p if kept is None or len(rows) == len(kept) else kept[rows]
+            if kept is None:
+                p = restrict(head.logits(h), sampling, y).softmax(dim=-1).to(h.dtype)
+            else:
+                p = kept if len(rows) == len(kept) else kept[rows]
             out[rows] = _logp_backward(h, head, y, p, c / sampling.temperature, sink)
         else:
             g = torch.zeros_like(c) if grad_entropy is None else grad_entropy[rows][:, None]
