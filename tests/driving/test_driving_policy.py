@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outdo.driving.encoder import LANES, SLOTS, SceneObs
@@ -216,6 +217,18 @@ def test_what_cannot_be_is_refused(policy, tmp_path):
         DrivingPolicy(load("tiny"))
     with pytest.raises(ModelError, match="fast path"):
         DrivingPolicy.new(**SMALL, fast=False)
+
+
+def test_weights_of_another_encoder_are_an_error_that_names_their_file(policy, tmp_path):
+    policy.save(tmp_path)
+    file = tmp_path / "encoder.safetensors"
+    weights = load_file(file)
+    name = next(name for name in weights if name.startswith("networks.actors"))
+    save_file({**weights, name: torch.zeros(2, 2)}, file)
+    with pytest.raises(
+        ModelError, match=r"encoder\.safetensors' holds no weights of this encoder.*size mismatch"
+    ):
+        DrivingPolicy.load_from(str(tmp_path))
 
 
 def test_a_malformed_answer_is_scored_too(policy, seen):

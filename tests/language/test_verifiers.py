@@ -218,11 +218,12 @@ def test_worker_survives_errors_time_limits_deaths_and_prints():
 
 def test_worker_is_killed_though_it_ignores_requests_to_end():
     worker = Worker()
-    worker.call("signal:signal", signal.SIGTERM, signal.SIG_IGN, limit=5)
+    for ignored in (signal.SIGTERM, signal.SIGALRM):  # the latter is its own alarm
+        worker.call("signal:signal", ignored, signal.SIG_IGN, limit=5)
     start = time.monotonic()
     with pytest.raises(TimeoutError):
-        worker.call("time:sleep", 8, limit=0.1)
-    assert time.monotonic() - start < 1.5  # its own alarm would only end it after 2 s
+        worker.call("time:sleep", 60, limit=0.1)
+    assert time.monotonic() - start < 30
     worker.close()
 
 

@@ -114,7 +114,7 @@ def _features(seen: Observation, scenes: Tensor) -> dict[str, Tensor]:
     line = (of(seen.light) != Light.DARK)[:, None]
     ego = [
         light,
-        braking(15 * speed[:, 0, -1], stop) / 5 * line,
+        braking(agents[:, 0, -1, 3:], stop) / 5 * line,
         stop / 50,
         torch.asinh(stop / 2) / 4,
         of(seen.offset)[:, None],

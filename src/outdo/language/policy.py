@@ -389,7 +389,14 @@ class CausalPolicy:
         for extra, module in self._extras().items():
             file = folder / f"{extra}.safetensors"
             if required or file.is_file():
-                module.load_state_dict(load_file(file))
+                try:
+                    module.load_state_dict(load_file(file))
+                except RuntimeError as error:
+                    why = str(error).splitlines()[-1].strip()
+                    raise ModelError(
+                        f"{str(file)!r} holds no weights of this {extra}; an older version of outdo may have "
+                        f"saved it ({why})"
+                    ) from error
 
 
 def _stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
