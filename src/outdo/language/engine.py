@@ -25,7 +25,7 @@ from outdo.language.llama import LlamaDecoder
 from outdo.language.packing import pack
 from outdo.language.sampling import Completion, Sampling, StopReason
 
-MAX_ROWS = 256
+MAX_ROWS = 512
 """Rows decoded together; more are decoded in turn."""
 BLOCK = 256
 """Tokens are summed in blocks of this many, so that the cumulative distribution is formed inside one block alone."""
