@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 try:
     from transformers import (
@@ -232,3 +234,18 @@ def tiny(seed: int) -> tuple[Any, Any]:
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     return model, tokenizer
+
+
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Put the weights of a safetensors file into `module`.
+
+    Raises:
+        ModelError: they are not those of such a module.
+    """
+    try:
+        module.load_state_dict(load_file(file))
+    except RuntimeError as error:
+        why = str(error).splitlines()[-1].strip()
+        raise ModelError(
+            f"{str(file)!r} holds no weights of this {file.stem}; an older version of outdo may have saved it ({why})"
+        ) from error

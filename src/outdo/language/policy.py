@@ -26,7 +26,7 @@ from outdo.language.flat import FlatParameters
 from outdo.language.forward import fast_forward, padded_forward, padded_rows
 from outdo.language.head import Head, differentiable_score
 from outdo.language.llama import LlamaDecoder, flat_order, supports
-from outdo.language.load import Loaded, ModelError, load
+from outdo.language.load import Loaded, ModelError, load, load_weights
 from outdo.language.memory import keep_freed_pages
 from outdo.language.packing import Packed, distinct_rows, pack, packed_rows, spread
 from outdo.language.placement import Precision, choose_device, compute_dtype
@@ -389,14 +389,7 @@ class CausalPolicy:
         for extra, module in self._extras().items():
             file = folder / f"{extra}.safetensors"
             if required or file.is_file():
-                try:
-                    module.load_state_dict(load_file(file))
-                except RuntimeError as error:
-                    why = str(error).splitlines()[-1].strip()
-                    raise ModelError(
-                        f"{str(file)!r} holds no weights of this {extra}; an older version of outdo may have "
-                        f"saved it ({why})"
-                    ) from error
+                load_weights(module, file)
 
 
 def _stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
