@@ -16,6 +16,8 @@ from outdo.training.loop import train
 from outdo.training.optim import OptimiserSettings
 from outdo.training.plan import Settings, Stage
 
+pytestmark = pytest.mark.whole
+
 
 def run(folder, name, kind, mode, resume=False):
     """Six updates with a checkpoint after every second."""

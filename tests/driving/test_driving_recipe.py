@@ -26,6 +26,8 @@ from outdo.seeds import results_together
 from outdo.training import record
 from outdo.training.record import read_metrics, read_rollouts
 
+pytestmark = pytest.mark.whole
+
 SMALL = """
 threads = 1
 [policy]

@@ -18,6 +18,8 @@ from outdo.lab.interactive import TOYS
 from outdo.lab.page import write_page
 from outdo.lab.traces import traces
 
+pytestmark = pytest.mark.whole
+
 FLAGS = [
     "--headless",
     "--no-sandbox",

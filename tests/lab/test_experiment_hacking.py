@@ -20,6 +20,8 @@ from outdo.lab.experiments.hacking import EXPERIMENT, HACKS, flattered, statemen
 from outdo.lab.live import Course, Curve, Sizes, measure_curve, pooled, reward_curve, train_live
 from outdo.training.record import Record
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(autouse=True)
 def one_thread():

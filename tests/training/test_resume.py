@@ -26,6 +26,8 @@ from outdo.training.optim import OptimiserSettings
 from outdo.training.plan import Settings, Stage
 from outdo.training.record import read_metrics, read_rollouts
 
+pytestmark = pytest.mark.whole
+
 CHILD = Path(__file__).with_name("child.py")
 
 
