@@ -68,6 +68,7 @@ def test_the_end_shows_table_and_samples(tmp_path):
         assert word in text
 
 
+@pytest.mark.whole
 def test_the_number_of_threads_is_the_run_s_alone(tmp_path, monkeypatch):
     # left behind, it would decide how the sums of later runs of the process are rounded
     seen = []
@@ -255,6 +256,7 @@ def test_python_does_what_the_command_does(run, tmp_path):
     assert (tmp_path / "run" / final).read_bytes() == (run / final).read_bytes()
 
 
+@pytest.mark.whole
 def test_a_finished_run_goes_on_with_more_steps_and_its_own_reference(tmp_path):
     overrides = {
         "sft.steps": 40,

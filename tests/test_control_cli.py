@@ -11,8 +11,6 @@ from outdo.core.statistics import interquartile_mean
 from outdo.training.record import read_metrics
 from test_cli import call
 
-pytestmark = pytest.mark.whole
-
 pytest.importorskip("gymnasium", reason="control needs the extra `control`")
 QUICK = ["rl.steps=2", "rl.envs=4", "rl.horizon=32", "evaluation.episodes=4", "evaluation.envs=2"]
 

@@ -26,8 +26,6 @@ from outdo.seeds import results_together
 from outdo.training import record
 from outdo.training.record import read_metrics, read_rollouts
 
-pytestmark = pytest.mark.whole
-
 SMALL = """
 threads = 1
 [policy]
@@ -172,6 +170,7 @@ def test_settings_reach_their_parts(small):
     assert set(SITUATIONS) > situations
 
 
+@pytest.mark.whole
 def test_it_does_not_matter_how_many_processes_make_the_scenes(small, monkeypatch):
     monkeypatch.setattr("outdo.driving.build.PART", 2)
     found = []
@@ -190,6 +189,7 @@ def test_it_does_not_matter_how_many_processes_make_the_scenes(small, monkeypatc
     assert len({scene.scene.id for scene in one.shown}) == 6  # no part repeats another's scenes
 
 
+@pytest.mark.whole
 def test_what_fails_in_another_process_says_why(small, monkeypatch, tmp_path):
     monkeypatch.setattr("outdo.driving.build.PART", 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -213,6 +213,7 @@ def timeless(folder):
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_metrics(folder)]
 
 
+@pytest.mark.whole
 @pytest.mark.filterwarnings("ignore::outdo.core.rewards.NoSignalWarning")
 def test_a_run_and_its_resumption(small, tmp_path, monkeypatch, capsys):
     result = run(small, out=tmp_path / "whole")
@@ -332,6 +333,7 @@ def test_results_of_several_seeds_are_their_mean_and_range(tmp_path):
     }
 
 
+@pytest.mark.whole
 def test_a_run_is_driven_and_pictured(small, tmp_path):
     run(small, {"rl.steps": 1, "reasoning.steps": 0, "evaluation": None}, out=tmp_path / "run")
     asked = ["drive", str(tmp_path / "run"), "--scene", "cut-in", "--scene", "test-0-3-merge", "--json"]

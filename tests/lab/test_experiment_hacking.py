@@ -20,8 +20,6 @@ from outdo.lab.experiments.hacking import EXPERIMENT, HACKS, flattered, statemen
 from outdo.lab.live import Course, Curve, Sizes, measure_curve, pooled, reward_curve, train_live
 from outdo.training.record import Record
 
-pytestmark = pytest.mark.whole
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
@@ -154,6 +152,7 @@ def wordy(completions):
     return [min(text.count(" because "), 4) / 4 for text in completions]
 
 
+@pytest.mark.whole
 def test_a_tiny_run_learns_what_is_paid_and_nothing_else():
     course = train_live({"wordy": [RewardTerm("wordy", wordy)]}, ["plan/quality"], TINY, 0)["wordy"]
     quality = course.measures["plan/quality"]
